@@ -124,7 +124,7 @@ async def with_both(
     async with house(storage=True, window=window) as built:
         compute = await built.cluster.connect()
         await joined(compute, replay("n0", 10), 10)
-        stored = await built.cluster.connect_storage()
+        stored = await built.cluster.connect("storage")
         for command in (Hello("s0"), InitializationComplete()):
             await say(stored, command)
         await told("storage", stored, sink, compute, flood_compute)

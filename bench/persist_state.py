@@ -2,9 +2,8 @@
 
 ``append_with_state_…kib_STORE``: an append of one row, inline, to a shard whose document has that
 size unpacked (most of it random text, which packing leaves as it is), where documents are in
-SQLite, PostgreSQL (each with every commit synced) or a bucket (moto's S3 server on this machine, so
-without a network); the peer writes 1 KiB in place of another there, without us: a row of the same
-file or server, committed, or a conditional put. The rounds of all alternate.
+SQLite or PostgreSQL (each with every commit synced); the peer writes 1 KiB in place of another
+there, without us: a row of the same file or server, committed. The rounds of all alternate.
 ``append_with_state_…kib_written``: what is handed to SQLite's disk for each of those, in KiB; the
 peer is the document as stored.
 ``append_beside_10000_parts``: an append of one row to a shard that has ten thousand parts of 64 MiB
@@ -22,15 +21,11 @@ import base64
 import contextlib
 import os
 import random
-import socket
-import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import perf_counter
 
 import apsw
 import pyarrow as pa
@@ -60,14 +55,7 @@ ROOMY = Settings(inline_bytes_per_shard_max=1 << 24, batches_per_shard_max=1 << 
 KIB = (1, 8, 32, 64, 128, 256)
 PARTS = 10_000
 OPEN_MS = 500
-ROUNDS = {"sqlite": 100, "postgres": 100, "bucket": 30}
-START_S = 60
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "bench",
-    "AWS_SECRET_ACCESS_KEY": "bench",
-    "AWS_ALLOW_HTTP": "true",
-    "AWS_REGION": "us-east-1",
-}
+ROUNDS = {"sqlite": 100, "postgres": 100}
 Bare = Callable[[], Awaitable[None]]
 """Writes 1 KiB in place of another."""
 
@@ -213,65 +201,14 @@ async def on_postgres(report: Report, folder: Path, rounds: int) -> None:
                 await compare(report, "postgres", client, change, rounds)
 
 
-async def on_bucket(report: Report, folder: Path, rounds: int) -> None:
-    """Beside an object of the same bucket."""
-    from obstore import put_async
-    from obstore.store import S3Store
-
-    with bucket_server() as url:
-        os.environ |= {**KEYS, "AWS_ENDPOINT_URL": url}
-        store = S3Store("bench", client_options={"allow_http": True})
-        version = await put_async(store, "bare", bytes(1024))
-
-        async def change() -> None:
-            nonlocal version
-            data = os.urandom(1024)
-            version = await put_async(store, "bare", data, mode={"e_tag": version["e_tag"]})
-
-        async with client_of("s3://bench/state", folder) as client:
-            await compare(report, "bucket", client, change, rounds)
-
-
-@contextlib.contextmanager
-def bucket_server() -> Iterator[str]:
-    """Its URL; it has one bucket, ``bench``. Raises `ModuleNotFoundError`: no moto."""
-    import moto.server  # noqa: F401 - it is started as a process of its own
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    served = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = monotonic() + START_S
-        while True:
-            with contextlib.suppress(urllib.error.URLError):
-                urllib.request.urlopen(url).close()
-                break
-            assert served.poll() is None, "moto's server has ended"
-            assert monotonic() < deadline, f"moto's server does not answer within {START_S} s"
-        urllib.request.urlopen(urllib.request.Request(f"{url}/bench", method="PUT")).close()
-        yield url
-    finally:
-        served.kill()
-        served.wait()
-
-
 async def run(report: Report) -> None:
     """All of it, in folders that go."""
-    for store, measure in (
-        ("sqlite", on_sqlite),
-        ("postgres", on_postgres),
-        ("bucket", on_bucket),
-    ):
+    for store, measure in (("sqlite", on_sqlite), ("postgres", on_postgres)):
         rounds = ROUNDS[store] // 20 if report.quick else ROUNDS[store]
         with tempfile.TemporaryDirectory() as folder:
             try:
                 await measure(report, Path(folder), rounds)
-            except (NoPostgres, ModuleNotFoundError) as error:
+            except NoPostgres as error:
                 print(f"not measured on {store}: {error}", file=sys.stderr)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from time import perf_counter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tests.simulators`
-from actors.wal.files import ControlState
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.storage import FileWal
 from measure import Measure, Report, median

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from actors.runtime.threshold_probes import use_kernel_limits
+from actors.testing.drawn_settings import restore_constants
 from server_skips import (  # type: ignore[import-not-found]  # noqa: F401
     pytest_runtest_call,
     pytest_runtest_setup,
@@ -184,10 +184,10 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def default_kernel_limits() -> Iterator[None]:
-    """A service that a test starts sets the limits of this process: the next test's are its own."""
+def constants_as_they_are() -> Iterator[None]:
+    """A test that draws its settings draws constants of this process, too, which end with it."""
     yield
-    use_kernel_limits({})
+    restore_constants()
 
 
 @pytest.fixture(autouse=True)

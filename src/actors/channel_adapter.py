@@ -1,7 +1,7 @@
-"""The channel adapter: connects the short-lived connections of clients to one worker.
+"""The channel adapter: connects the short-lived connections of clients to one half of a worker.
 
-Theory of operation. Each worker has one adapter. It tags the client's commands with the
-connection's nonce, and sorts responses by theirs (`StashRules`, pure):
+Theory of operation. Each worker has one adapter for each of its halves. It tags the client's
+commands with the connection's nonce, and sorts responses by theirs (`StashRules`, pure):
 
 - the current nonce: forward, and drop the whole stash, whose responses can only be older;
 - a nonce that was current before: drop and count;
@@ -29,22 +29,22 @@ from typing import Any, Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from actors.model.protocol import storage
 from actors.model.protocol.compute import (
-    Command,
-    CommandBatch,
     Peek,
-    Response,
     ScheduleDataflow,
     SubscribeBatch,
     SubscribeResponse,
+)
+from actors.model.protocol.internal import (
+    AnyCommand,
+    AnyResponse,
+    Half,
     TaggedCommand,
     TaggedResponse,
     TaggedResponses,
 )
-from actors.model.protocol.storage import StorageTagged, StorageTaggedResponse
-from actors.runtime.errors import ConnectionBroken, LocalProtocolError, ResourceClosed
-from actors.runtime.kernel import Actor, ActorAddress, ReplySlot
+from actors.runtime.errors import ConnectionBroken, ResourceClosed
+from actors.runtime.kernel import Actor, ActorAddress, CoalescingOutbox, ReplySlot
 from actors.runtime.progress import Nonce
 from actors.runtime.spans import span_below
 from actors.runtime.telemetry import ADAPTER_COMMAND, ADAPTER_RESPONSE, TRACEPARENT
@@ -71,7 +71,7 @@ class FromClient(msgspec.Struct, frozen=True, gc=False):
     """One or several commands of a connection, to be tagged."""
 
     nonce: Nonce
-    command: Command | CommandBatch
+    command: AnyCommand
 
 
 class ResponsesAcked(msgspec.Struct, frozen=True, gc=False):
@@ -86,7 +86,7 @@ class FromWorker(msgspec.Struct, frozen=True, gc=False):
 
     worker: int
     nonce: Nonce
-    response: Response
+    response: AnyResponse
     serial: int = 0
 
 
@@ -98,7 +98,7 @@ class ManyFromWorker(msgspec.Struct, frozen=True, gc=False):
 
     worker: int
     nonce: Nonce
-    responses: tuple[tuple[int, Response], ...]
+    responses: tuple[tuple[int, AnyResponse], ...]
 
 
 class ResponsesForwarded(msgspec.Struct, frozen=True, gc=False):
@@ -106,12 +106,14 @@ class ResponsesForwarded(msgspec.Struct, frozen=True, gc=False):
 
     nonce: Nonce
     serials: tuple[int, ...]
+    half: Half = "compute"
 
 
 class ClientGone(msgspec.Struct, frozen=True, gc=False):
     """Adapter → worker: the client with this nonce disconnected."""
 
     nonce: Nonce
+    half: Half = "compute"
 
 
 class AdapterStatistics(msgspec.Struct, frozen=True, gc=False):
@@ -192,7 +194,7 @@ class StashRules:
         self.connected = False
         return True
 
-    def judge(self, tagged: TaggedResponse | StorageTaggedResponse) -> NonceVerdict:
+    def judge(self, tagged: TaggedResponse) -> NonceVerdict:
         """Return the decision about a response; `STASH` also stashes it."""
         if tagged.nonce == self.current:
             self.clear()
@@ -218,7 +220,7 @@ class StashRules:
 
 
 class ChannelAdapter(Actor[AdapterMessage]):
-    """Connects the current client to one worker."""
+    """Connects the current client of a half to one worker."""
 
     def __init__(
         self,
@@ -226,14 +228,16 @@ class ChannelAdapter(Actor[AdapterMessage]):
         worker: ActorAddress[Any],
         stash_responses_max: int,
         lane: ActorAddress[Any] | None = None,
+        half: Half = "compute",
     ) -> None:
         """Create the adapter; `lane` brings commands to the worker, if they have a lane."""
         self._index = index
         self._worker = worker
         self._lane = worker if lane is None else lane
+        self._half: Half = half
         self._rules = StashRules(stash_responses_max)
         self._client: ActorAddress[Any] | None = None
-        self._held: deque[Any] = deque()
+        self._held: deque[TaggedResponse] = deque()
         self._forwarded = 0
         self._dropped = 0
 
@@ -254,7 +258,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
             case DisconnectClient():
                 if self._rules.disconnect(message.nonce):
                     self._client = None
-                    await self._down(ClientGone(message.nonce))
+                    await self._down(ClientGone(message.nonce, self._half))
             case InspectAdapter():
                 message.reply.set(self._statistics())
             case _:
@@ -270,18 +274,21 @@ class ChannelAdapter(Actor[AdapterMessage]):
         for tagged in held:
             await self._from_worker(tagged)
 
-    async def _command(self, nonce: Nonce, command: Command | CommandBatch) -> None:
+    async def _command(self, nonce: Nonce, command: AnyCommand) -> None:
         parent = TRACEPARENT.get() if isinstance(command, Peek | ScheduleDataflow) else None
-        with span_below(parent, ADAPTER_COMMAND, nonce, self._index):
-            await self._send_command(TaggedCommand(nonce, command))
+        with (
+            span_below(parent, ADAPTER_COMMAND, nonce, self._index),
+            suppress(ResourceClosed, ConnectionBroken),
+        ):
+            await self._lane.send(TaggedCommand(nonce, command, self._half))
 
     async def _took(self, message: ResponsesAcked) -> None:
         # Serial 0 is a stashed response, which was acknowledged before.
         serials = tuple(serial for serial in message.serials if serial)
         if serials and message.nonce == self._rules.current:
-            await self._down(ResponsesForwarded(message.nonce, serials))
+            await self._pass(message.nonce, serials)
 
-    async def _from_worker(self, tagged: Any) -> None:
+    async def _from_worker(self, tagged: TaggedResponse) -> None:
         match self._rules.judge(tagged):
             case NonceVerdict.FORWARD:
                 await self._drop_held()
@@ -290,9 +297,9 @@ class ChannelAdapter(Actor[AdapterMessage]):
                 if tagged.nonce == self._rules.current:
                     await self._drop_held()
                 self._dropped += 1
-                await self._down(ResponsesForwarded(tagged.nonce, (tagged.serial,)))
+                await self._pass(tagged.nonce, (tagged.serial,))
             case NonceVerdict.STASH:
-                await self._down(ResponsesForwarded(tagged.nonce, (tagged.serial,)))
+                await self._pass(tagged.nonce, (tagged.serial,))
             case NonceVerdict.HOLD:
                 self._held.append(tagged)
 
@@ -312,7 +319,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
         while self._held:
             stranger = self._held.popleft()
             self._dropped += 1
-            await self._down(ResponsesForwarded(stranger.nonce, (stranger.serial,)))
+            await self._pass(stranger.nonce, (stranger.serial,))
 
     def _forward(self, tagged: TaggedResponse) -> None:
         assert self._client is not None
@@ -325,7 +332,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
                 response = SubscribeResponse(response.id, batch)
             self._client.reply(FromWorker(self._index, nonce, response, tagged.serial))
 
-    def _forward_many(self, nonce: Nonce, responses: tuple[tuple[int, Response], ...]) -> None:
+    def _forward_many(self, nonce: Nonce, responses: tuple[tuple[int, AnyResponse], ...]) -> None:
         assert self._client is not None
         if any(_parent(response) is not None for _, response in responses):
             # Each response with a trace gets a span of its own.
@@ -335,14 +342,10 @@ class ChannelAdapter(Actor[AdapterMessage]):
         self._forwarded += len(responses)
         self._client.reply(ManyFromWorker(self._index, nonce, responses))
 
-    async def _send_command(self, tagged: TaggedCommand | StorageTagged) -> None:
-        with suppress(ResourceClosed, ConnectionBroken):
-            await self._lane.send(tagged)
+    async def _pass(self, nonce: Nonce, serials: tuple[int, ...]) -> None:
+        await self._down(ResponsesForwarded(nonce, serials, self._half))
 
     async def _down(self, message: ResponsesForwarded | ClientGone) -> None:
-        await self._send_down(message)
-
-    async def _send_down(self, message: Any) -> None:
         with suppress(ResourceClosed, ConnectionBroken):
             await self._worker.send(message)
 
@@ -358,77 +361,21 @@ class ChannelAdapter(Actor[AdapterMessage]):
         return f"{client}, {rules.stashed} stashed, {len(self._held)} held"
 
 
-def _parent(response: Response) -> str | None:
+def send_responses(outbox: CoalescingOutbox[Any, Any], adapter: ActorAddress[Any]) -> None:
+    """Send the responses that have room from a worker to its adapter, in one message."""
+    nonce, going = outbox.nonce, outbox.take()
+    if nonce is None or not going:
+        return
+    if len(going) == 1:
+        ((serial, response),) = going
+        adapter.reply(TaggedResponse(nonce, response, serial))
+    else:
+        # Together: what one turn of the worker has made takes one turn of the adapter.
+        adapter.reply(TaggedResponses(nonce, tuple(going)))
+
+
+def _parent(response: AnyResponse) -> str | None:
     """Return the trace context of a response."""
     if isinstance(response, SubscribeResponse) and isinstance(response.batch, SubscribeBatch):
         return response.batch.traceparent
     return None
-
-
-# -- the storage half --------------------------------------------------------------------------
-
-
-class StorageFromClient(msgspec.Struct, frozen=True, gc=False):
-    """One command of a storage connection, to be tagged."""
-
-    nonce: Nonce
-    command: storage.Command
-
-
-class StorageFromWorker(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → client: a response of the storage half, as `FromWorker`."""
-
-    worker: int
-    nonce: Nonce
-    response: storage.Response
-    serial: int = 0
-
-
-class StoragePassed(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → worker: acknowledges responses of the storage half, as `ResponsesForwarded`."""
-
-    nonce: Nonce
-    serials: tuple[int, ...]
-
-
-class StorageGone(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → worker: a storage client disconnected, as `ClientGone`."""
-
-    nonce: Nonce
-
-
-StorageAdapterMessage: TypeAlias = AdapterMessage | StorageFromClient | StorageTaggedResponse
-
-
-class StorageAdapter(ChannelAdapter):
-    """The adapter of the storage half's connections, with nonces, stash and windows of its own."""
-
-    async def receive(self, message: StorageAdapterMessage) -> None:
-        """Handle one message of the storage client or of the worker's storage half."""
-        match message:
-            case StorageTaggedResponse():
-                await self._from_worker(message)
-            case StorageFromClient(nonce, command):
-                if nonce == self._rules.current and self._rules.connected:
-                    await self._send_command(StorageTagged(nonce, command))
-            case _:
-                await super().receive(message)
-
-    def _forward(self, tagged: Any) -> None:
-        assert self._client is not None
-        self._forwarded += 1
-        self._client.reply(
-            StorageFromWorker(self._index, tagged.nonce, tagged.response, tagged.serial)
-        )
-
-    async def _down(self, message: ResponsesForwarded | ClientGone) -> None:
-        match message:
-            case ResponsesForwarded(nonce, serials):
-                await self._send_down(StoragePassed(nonce, serials))
-            case ClientGone(nonce):
-                await self._send_down(StorageGone(nonce))
-
-    async def _send_command(self, tagged: TaggedCommand | StorageTagged) -> None:
-        if isinstance(tagged, TaggedCommand):
-            raise LocalProtocolError("a compute command came to the storage half's adapter")
-        await super()._send_command(tagged)

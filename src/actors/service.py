@@ -29,7 +29,8 @@ from actors.connectors.storage_connectors import StorageConnectors
 from actors.control.access.access_rules import RoleLogin
 from actors.control.access.open_sessions import OpenSession, OpenSessions
 from actors.control.controller.catalog import boot
-from actors.control.controller.catalog.ddl import CatalogStore, analyzer, plan_checker
+from actors.control.controller.catalog.analysis_requests import analyzer, plan_checker
+from actors.control.controller.catalog.ddl import CatalogStore
 from actors.control.controller.catalog.subscribed_views import drop_left_views
 from actors.control.controller.catalog.upgrades import upgrade_views
 from actors.control.controller.controller import Controller
@@ -42,7 +43,7 @@ from actors.control.controller.readiness import (
     look_at_objects,
     look_for_owner,
 )
-from actors.control.controller.reads.point_reads import PointReads
+from actors.control.controller.reads.rows_at_hand import RowsAtHand
 from actors.control.controller.replicas import instance as replica_set
 from actors.control.controller.replicas.instance import (
     FixedReplicas,
@@ -81,8 +82,9 @@ from actors.model.protocol.api import (
 )
 from actors.replica.cluster.checked import CheckedClient
 from actors.replica.cluster.client import LocalClient
-from actors.replica.cluster.cluster import WorkerCluster, bind_listener, cast_of
+from actors.replica.cluster.cluster import WorkerCluster, cast_of
 from actors.replica.cluster.hosts import LocalReplicas
+from actors.replica.cluster.serving import bind_listener
 from actors.runtime.errors import BadSettings, ResourceClosed, ServiceExpired, StorageError
 from actors.runtime.kernel import (
     ActorAddress,
@@ -93,7 +95,6 @@ from actors.runtime.kernel import (
 )
 from actors.runtime.kernel.clock import ThreadedClock
 from actors.runtime.settings import Settings, without_user
-from actors.runtime.threshold_probes import use_kernel_limits
 from actors.runtime.transport.address import NetworkAddress as Place
 from actors.runtime.transport.connection import TransportListener
 from actors.runtime.transport.security import for_listener
@@ -181,7 +182,7 @@ class Service:
         self._pg_listener: PgListener | None = None
         self._cluster_listener: TransportListener | None = None
         self._clusters: WorkerCluster | LocalReplicas | None = None
-        self._points = PointReads()
+        self._at_hand = RowsAtHand()
         self._sessions = OpenSessions(lambda: self._clock.now_ms())
         self._gateway: Any = None
         self.execute_statement: Any = None
@@ -205,7 +206,6 @@ class Service:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         settings = self.settings
-        use_kernel_limits(settings.kernel_limits)
         if self._given_clock is None:
             own = ThreadedClock((os.cpu_count() or 1) + 4)  # as many threads as an executor has
             stack.push_async_callback(asyncio.to_thread, own.close)
@@ -264,7 +264,7 @@ class Service:
                 scratch / "tables",
                 maintenance,
                 self._connectors,
-                self._points,
+                self._at_hand,
                 queries,
                 self._sessions,
             ),
@@ -275,7 +275,7 @@ class Service:
         if self._pg_listener is not None:
             # By a tuple: the actor is made again from it after a fault.
             pg = (self._pg_listener, settings, self._client_of, role_finder(controller))
-            system.spawn(lambda: PgServer(*pg, self._sessions, self._points), "pg")
+            system.spawn(lambda: PgServer(*pg, self._sessions, self._at_hand), "pg")
         if settings.connect_listen:
             self._start_gateway(system, controller, queries, persist, scratch)
         # Last: from here on the service is no longer starting.
@@ -289,7 +289,7 @@ class Service:
         """Start the actors that every role has: those that follow the stores, and the engine."""
         settings, clock = self.settings, self._clock
         await clock.run_blocking(lambda: _empty(scratch))
-        system = ActorSystem(clock=clock, seed=self._seed, mailbox=settings.mailbox_messages_max)
+        system = ActorSystem(clock=clock, seed=self._seed)
         await stack.enter_async_context(system)
         self._system = system
         # Runs before the system's own exit, which would wait without a deadline.
@@ -361,28 +361,28 @@ class Service:
             self._clusters = hosts = LocalReplicas(
                 system, settings, persist, executor, place, self._reach, connectors, names
             )
+            self._at_hand = RowsAtHand(lambda: hosts.partitions)
             return LocalReplicaSupply(
                 hosts,
                 self._connect,
-                self._connect_storage,
                 lambda kept: replica_set.store_names(persist, settings, kept),
             )
         self._clusters = cluster = await WorkerCluster.start(
             system, settings, persist, executor, place, reach=self._reach, connectors=connectors
         )
-        self._points = PointReads(cluster.partitions)
+        self._at_hand = RowsAtHand(lambda: [cluster.partitions])
         if settings.cluster_listen:
             self._cluster_listener = await cluster.listen(settings.cluster_listen)
             stack.push_async_callback(self._cluster_listener.aclose)
         if settings.storage_listen:
-            storage_listener = await cluster.listen_storage(settings.storage_listen)
+            storage_listener = await cluster.listen(settings.storage_listen, "storage")
             stack.push_async_callback(storage_listener.aclose)
 
         async def connect() -> ReplicaClient:
             return self._connect(await cluster.connect(), "r1")
 
         async def connect_storage() -> ReplicaClient:
-            return self._connect_storage(await cluster.connect_storage())
+            return self._connect(await cluster.connect("storage"), "r1")
 
         storage = None if connectors is None else connect_storage
         return FixedReplicas({"r1": connect}, cluster.statistics, storage)
@@ -393,7 +393,7 @@ class Service:
         return await PersistClient.open(directory, self.settings, self._clock)
 
     def _connect(self, client: LocalClient, replica: str) -> ReplicaClient:
-        return CheckedClient(client.trust(), self.settings)
+        return CheckedClient(client.trust(), self.settings, client.half)
 
     def _reach_out(
         self, system: ActorSystem, executor: ActorAddress[ExecutorMessage], scratch: Path
@@ -403,9 +403,6 @@ class Service:
     def _half(self, persist: PersistClient) -> StorageConnectors | None:
         """Return the external access of the workers' storage halves; None: they have none."""
         return self._connectors.half(persist)
-
-    def _connect_storage(self, client: LocalClient) -> ReplicaClient:
-        return CheckedClient(client.trust(), self.settings, "storage")
 
     def _reach(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
         """Return the address by which the cluster's connections reach an adapter."""
@@ -565,12 +562,7 @@ def _shown(settings: Settings) -> str:
     return ", ".join([settings.state_dir, *urls])
 
 
-# -- A replica in a process of its own -------------------------------------------------------------
-# It opens the stores without taking them over (`persist.replica_fence`), serves both halves of the
-# replica protocol, and registers its address, by which a controller finds it. A crash of one of its
-# actors ends the process, for whoever restarts it: the other replicas and the controller see only a
-# lost connection.
-
+# -- a replica in a process of its own -------------------------------------------------------------
 
 _WILDCARDS: Final = ("0.0.0.0", "::")
 _REMOVAL_SECONDS: Final = 2.0
@@ -606,7 +598,13 @@ def storage_place(settings: Settings) -> Place:
 
 
 class ReplicaService(Service):
-    """One replica; it is used as a `Service` is."""
+    """One replica in a process of its own; it is used as a `Service` is.
+
+    It opens the stores without taking them over (`persist.replica_fence`), serves both halves of
+    the replica protocol, and registers its address, by which a controller finds it. A crash of one
+    of its actors ends the process, for whoever restarts it: the other replicas and the controller
+    see only a lost connection.
+    """
 
     @property
     def address(self) -> str:
@@ -639,7 +637,7 @@ class ReplicaService(Service):
             connectors=self._half(persist),
         )
         await cluster.serve(listener)
-        storage = await cluster.listen_storage(storage_place(settings))
+        storage = await cluster.listen(storage_place(settings), "storage")
         stack.push_async_callback(storage.aclose)
         await self._register(stack, persist, name, storage)
         look = look_for_owner(fence)

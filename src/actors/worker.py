@@ -25,13 +25,13 @@ each stops its tasks and removes its partition, and only then reports the end.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.channel_adapter import ClientGone, ResponsesForwarded
+from actors.channel_adapter import ClientGone, ResponsesForwarded, send_responses
 from actors.connectors.storage_connectors import StorageConnectors
 from actors.durable.persist import PersistClient
 from actors.model.protocol.compute import (
@@ -39,36 +39,34 @@ from actors.model.protocol.compute import (
     Peek,
     PeekResponse,
     StatusResponse,
-    TaggedCommand,
-    TaggedResponse,
-    TaggedResponses,
 )
 from actors.model.protocol.internal import (
     BatchEmitted,
     CopyFinished,
     DataflowProgress,
     EmitBatch,
+    Half,
     InstallUpdates,
     ProposeCommand,
     SequencedCommand,
     StartInputs,
     StopInputs,
+    TaggedCommand,
 )
 from actors.model.protocol.storage_internal import ForStorage
 from actors.replica.compute import events as e
-from actors.replica.compute.history import ReconcileObstacle
+from actors.replica.compute.dataflow_children import DataflowChildren
 from actors.replica.compute.index import ClusterPartitions, IndexPartition, IndexStatistics
+from actors.replica.compute.index_installer import IndexInstaller
+from actors.replica.compute.input_tasks import InputTasks
 from actors.replica.compute.live import (
     ActorFactory,
     ChildrenTurn,
-    DataflowChildren,
     DataflowEnded,
     DataflowRemoved,
     DataflowStopped,
     FromDataflow,
-    IndexInstaller,
     IndexTurn,
-    InputTasks,
     InsertAgain,
     InstallFinished,
     LiveRendering,
@@ -84,8 +82,10 @@ from actors.replica.compute.live import (
 from actors.replica.compute.logs import WorkerLogs
 from actors.replica.compute.outbox import ResponseOutbox
 from actors.replica.compute.peeking import PeekRunner
+from actors.replica.compute.reconciliation import ReconcileObstacle
 from actors.replica.compute.state import ComputeState
 from actors.replica.storage.half import StorageHalf, StorageMessage
+from actors.runtime.errors import ERROR_TEXT_BYTES_MAX
 from actors.runtime.kernel import Actor, ActorAddress, FlowWindow, ReplySlot
 from actors.runtime.settings import Settings
 from actors.runtime.spans import measure, span_below
@@ -109,7 +109,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
     dataflows_reused: int = 0
     """Number of dataflows kept by all reconciliations."""
     dataflows_replaced: tuple[tuple[str, int], ...] = ()
-    """Number of dataflows replaced, by flag (`compute.history`); one dataflow may have
+    """Number of dataflows replaced, by flag (`compute.reconciliation`); one dataflow may have
     several."""
     indexes: tuple[IndexStatistics, ...] = ()
     """Statistics of this worker's partitions."""
@@ -126,7 +126,7 @@ class InspectWorker(msgspec.Struct, frozen=True, gc=False):
 
 
 WorkerMessage: TypeAlias = (
-    TaggedCommand
+    TaggedCommand[Any]
     | SequencedCommand
     | ResponsesForwarded
     | ClientGone
@@ -145,7 +145,7 @@ WorkerMessage: TypeAlias = (
 class Worker(Actor[WorkerMessage]):
     """Worker `index` of `count`.
 
-    `workers`, `adapters` and `lanes` (of commands, for each half) hold those of all workers by
+    `workers`, and for each half `adapters` and `lanes` (of commands), hold those of all workers by
     index; they may be filled after construction, before the first message. `propose` puts a command
     into the one order (`Sequencer`); only worker 0 calls it. `replica` names the worker's cluster
     for people, `life` its incarnation in this process.
@@ -157,7 +157,7 @@ class Worker(Actor[WorkerMessage]):
         count: int,
         propose: Callable[[ProposeCommand], Awaitable[None]],
         workers: Sequence[ActorAddress[Any]],
-        adapters: Sequence[ActorAddress[Any]],
+        adapters: Mapping[Half, Sequence[ActorAddress[Any]]],
         cast: ActorFactory,
         persist: PersistClient,
         settings: Settings,
@@ -165,10 +165,8 @@ class Worker(Actor[WorkerMessage]):
         partitions: ClusterPartitions,
         replica: str = "r1",
         life: int = 0,
-        storage_adapters: Sequence[ActorAddress[Any]] = (),
         connectors: StorageConnectors | None = None,
-        lanes: Sequence[FlowWindow[Any]] = (),
-        storage_lanes: Sequence[FlowWindow[Any]] = (),
+        lanes: Mapping[Half, Sequence[FlowWindow[Any]]] | None = None,
     ) -> None:
         self._index = index
         self._replica = replica
@@ -199,10 +197,8 @@ class Worker(Actor[WorkerMessage]):
             self._state, self._live, settings.log_rows_max, cast.shared, replica
         )
         persist.ledger.add(self._logs.memory)
-        self._storage_adapters = storage_adapters
         self._connectors = connectors
         self._lanes = lanes
-        self._storage_lanes = storage_lanes
         self._storage: StorageHalf | None = None
 
     async def on_start(self) -> None:
@@ -235,20 +231,19 @@ class Worker(Actor[WorkerMessage]):
                 self._index,
                 self._workers,
                 self._propose,
-                self._storage_adapters,
+                self._adapters["storage"],
                 self._persist,
                 self._settings,
                 self._connectors,
-                self._storage_lanes[self._index] if self._storage_lanes else None,
+                self._lanes["storage"][self._index] if self._lanes else None,
             )
             self._storage.begin()
             self._logs.beside = self._storage.rows
 
     async def receive(self, message: WorkerMessage) -> None:
         """Handle one message and send the responses that have room to the adapter."""
-        self._peeking.new_turn()
         match message:
-            case TaggedCommand():
+            case TaggedCommand(half="compute"):
                 effects = self._state.handle(message)
                 for effect in effects:
                     await self._perform(effect)
@@ -269,12 +264,12 @@ class Worker(Actor[WorkerMessage]):
                     self._done_with_one()
             case FromDataflow():
                 await self._from_dataflow(message)
-            case ResponsesForwarded():
+            case ResponsesForwarded(half="compute"):
                 self._deliver(self._outbox.taken(message.nonce, message.serials))
             case PeekFinished():
                 self._peeking.ended(message.done.ticket)
                 await self._feed(message.done)
-            case ClientGone():
+            case ClientGone(half="compute"):
                 await self._feed(e.ComputeClientLost(message.nonce))
             case InstallFinished() | InsertAgain() | MaintenanceFinished():
                 await self._installs.turn(message)
@@ -296,7 +291,7 @@ class Worker(Actor[WorkerMessage]):
             case _:
                 if self._storage is not None:
                     await self._storage.receive(message)
-        self._flush()
+        send_responses(self._outbox, self._adapters["compute"][self._index])
         if self._storage is not None:
             self._storage.flush()
 
@@ -312,22 +307,11 @@ class Worker(Actor[WorkerMessage]):
     def _done_with_one(self) -> None:
         """Release the lane: a compute command was sequenced, or needs no place in the order."""
         if self._lanes:
-            self._lanes[self._index].done()
+            self._lanes["compute"][self._index].done()
 
     async def _feed(self, event: e.Event) -> None:
         for effect in self._state.handle(event):
             await self._perform(effect)
-
-    def _flush(self) -> None:
-        nonce = self._outbox.nonce
-        if nonce is None:
-            return
-        going = self._outbox.take()
-        if len(going) == 1:
-            ((serial, response),) = going
-            self._adapters[self._index].reply(TaggedResponse(nonce, response, serial))
-        elif going:
-            self._adapters[self._index].reply(TaggedResponses(nonce, tuple(going)))
 
     # -- effects -----------------------------------------------------------------------------------
 
@@ -341,9 +325,7 @@ class Worker(Actor[WorkerMessage]):
                 self._outbox.push(response, None if receipt is None else (number, receipt))
             case e.StartPeek():
                 nonce = self._state.nonce or ""
-                done = self._peeking.start(effect, self._live.get(effect.number), nonce)
-                if done is not None:
-                    await self._feed(done)
+                self._peeking.start(effect, self._live.get(effect.number), nonce)
             case e.SwitchComputeClient():
                 self._peeking.forget_context(None)
                 self._deliver(self._outbox.switch(effect.nonce))
@@ -413,7 +395,7 @@ class Worker(Actor[WorkerMessage]):
                 logging.INFO if usual else logging.WARNING,
                 "client %s: %s",
                 done.nonce,
-                each.text(self._settings.error_text_bytes_max),
+                each.text(ERROR_TEXT_BYTES_MAX),
             )
 
     def _signed(self, emit: EmitBatch) -> EmitBatch:

@@ -451,9 +451,10 @@ async def test_jobs_are_told_with_their_fate(stage: ActorIsolation, tmp_path: Pa
 
 
 async def test_a_child_that_does_not_let_go_is_replaced(
-    stage: ActorIsolation, tmp_path: Path
+    stage: ActorIsolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(stage, tmp_path, engine_cancel_timeout_ms=20)
+    monkeypatch.setattr("actors.engine.spark_executor.CANCEL_TIMEOUT_MS", 20)
+    bench = Bench(stage, tmp_path)
     stuck, innocent = await bench.run(analyze("stuck")), await bench.run(analyze("innocent"))
     await bench.shop.sent(0, "stuck", "innocent")
     await bench.executor.send(CancelJob("stuck"))

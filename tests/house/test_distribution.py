@@ -101,7 +101,7 @@ def test_a_client_loads_no_part_of_the_service() -> None:
     names = [name.split(".")[1:3] for name in modules if name.startswith("actors.")]
     loaded = {".".join(parts) for parts in names if len(parts) == 2}
     folders = {"doors.client", "model.plan", "model.protocol", "runtime.transport"}
-    files = "errors frames msgpack_bounds progress settings spans telemetry threshold_probes"
+    files = "errors frames msgpack_bounds progress settings spans telemetry"
     assert loaded == folders | {f"runtime.{name}" for name in files.split()}
     protocols = {name for name in modules if name.startswith("actors.model.protocol.")}
     assert not protocols & {"actors.model.protocol.compute", "actors.model.protocol.storage"}

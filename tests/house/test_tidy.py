@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -51,10 +52,20 @@ BESIDES = {
 }
 """Exceptions: what boxes may import besides rooms. `penstock` starts services, checks and the
 demo."""
-ARROWS_MAX = 237
+ARROWS_MAX = 233
 """Pairs of boxes of which one imports the other."""
-ROOM_ARROWS_MAX = 86
+ROOM_ARROWS_MAX = 85
 """Such pairs of rooms (and files at the root), and of boxes within a room."""
+GLUED = frozenset(
+    {
+        "control.controller.replicas.instance",
+        "control.controller.replicas.replica",
+        "doors.commands.wal_relay",
+    }
+)
+"""Modules in which another file's text still stands under a title. None may be added."""
+TITLE = re.compile(r"# -- .*----$")
+"""The title of a section, at the margin."""
 SPARK = "engine.spark"
 SPARK_CHILD_MAY = (
     "engine.spark",
@@ -215,6 +226,35 @@ def test_public_things_are_documented() -> None:
                 ) if not name.startswith("_") and not ast.get_docstring(node):
                     missing.append(f"{name} (line {node.lineno})")
         return missing
+
+    assert all_wrong(FILES, wrong) == []
+
+
+def test_a_file_is_one_text() -> None:
+    """Two files that were put together are made one text: loggers and type variables stand above
+    the first definition, and a title is one line, whose rules are in docstrings."""
+
+    def wrong(path: Path) -> list[str]:
+        if module_named(path).removeprefix("actors.") in GLUED:
+            return []
+        tree = nodes_of(path)[0]
+        assert isinstance(tree, ast.Module)
+        definitions = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        begun = next((node.lineno for node in tree.body if isinstance(node, definitions)), 0)
+        late = [
+            f"line {node.lineno}: {dotted(node.value.func)} stands after the first definition"
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and dotted(node.value.func) in ("logging.getLogger", "TypeVar", "ParamSpec")
+            and 0 < begun < node.lineno
+        ]
+        lines = text_of(path).splitlines()
+        return late + [
+            f"line {number}: more than a title"
+            for number, (line, below) in enumerate(pairwise(lines), 1)
+            if TITLE.match(line) and below.startswith("#")
+        ]
 
     assert all_wrong(FILES, wrong) == []
 

@@ -30,7 +30,6 @@ from actors.runtime.threshold_probes import (
     COUNTS_SUFFIX,
     COUNTS_VARIABLE,
     THRESHOLDS,
-    KernelLimit,
     SettingThreshold,
     ThresholdProbe,
     count_into,
@@ -73,12 +72,10 @@ def sides_never_taken(counts: Counts) -> list[str]:
 
 
 def kind_of(threshold: ThresholdProbe) -> str:
-    """Return the kind of a threshold, as Markdown: a setting, a kernel limit, or a fixed limit."""
+    """Return the kind of a threshold, as Markdown: a setting, or a fixed limit."""
     if isinstance(threshold, SettingThreshold):
         decision = threshold.name.removeprefix(threshold.setting).removeprefix(": ")
         return f"`{threshold.setting}`" + (f" ({decision})" if decision else "")
-    if isinstance(threshold, KernelLimit):
-        return f"`kernel_limits.{threshold.name}` = {threshold.default:,}"
     return f"{threshold.name} (fixed)"
 
 

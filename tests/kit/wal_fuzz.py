@@ -14,12 +14,14 @@ from random import Random
 from typing import Any, Final, TypeAlias
 
 from actors.runtime.errors import AuthenticationFailed, MalformedFrame, PenstockError, WalRefused
-from actors.wal import codec_v2, codec_v3
+from actors.wal import codec_v3
 from actors.wal.dialling import read_row
+from actors.wal.feedback_codec import decode_feedback, encode_feedback
 from actors.wal.messages import PageserverFeedback, TermEntry
-from actors.wal.peers import PeerStatus, parse_status, status_row
-from actors.wal.replication import decode_feedback, encode_feedback, parse_reader
+from actors.wal.peer_status import PeerStatus, parse_status, status_row
+from actors.wal.replication import parse_reader
 from actors.wal.startup import StartupHandshake, TenantGrant, parse_command
+from tests.kit import proposer_v2
 from tests.kit.wire_fuzz import mutated
 
 Target: TypeAlias = Callable[[bytes], PenstockError | None]
@@ -148,8 +150,8 @@ OPENINGS: Final[dict[str, list[bytes]]] = {
 TARGETS: Final[dict[str, Target]] = {
     "v3 proposer": message_of(codec_v3.decode_proposer, codec_v3.encode_proposer),
     "v3 acceptor": message_of(codec_v3.decode_acceptor, codec_v3.encode_acceptor),
-    "v2 proposer": message_of(codec_v2.decode_proposer, codec_v2.encode_proposer),
-    "v2 acceptor": message_of(codec_v2.decode_acceptor, codec_v2.encode_acceptor),
+    "v2 proposer": message_of(proposer_v2.decode_proposer, proposer_v2.encode_proposer),
+    "v2 acceptor": message_of(proposer_v2.decode_acceptor, proposer_v2.encode_acceptor),
     "feedback": message_of(decode_feedback, encode_feedback),
     "startup": read_startup,
     "command": read_command,

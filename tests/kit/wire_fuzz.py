@@ -31,12 +31,7 @@ from actors.runtime.errors import (
 from actors.runtime.frames import HEADER, FrameBuffer, FrameCodec
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import split_context
-from actors.runtime.transport.connection import (
-    HandshakeOpening,
-    check_token,
-    exchange,
-    send_token,
-)
+from actors.runtime.transport.handshake import HandshakeOpening, check_token, exchange, send_token
 
 FRAME_BYTES_MAX: Final = 1 << 20
 MAGIC: Final = b"PENSFUZZ"

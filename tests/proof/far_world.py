@@ -59,8 +59,7 @@ SETTINGS: Final = {
     "engine_collected_bytes_max": 64 * 1024,
     "lookup_rows_max": 2_000,
     # Most steps are jobs, whose executors write what is large.
-    "kernel_limits.engine_small_bytes": 64 * 1024,
-    "kernel_limits.engine_prepared_bytes": 64 * 1024,
+    "prepared_slot_bytes_max": 64 * 1024,
 }
 
 

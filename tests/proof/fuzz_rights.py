@@ -51,7 +51,7 @@ from actors.model.pgwire.scram import make_verifier
 from actors.model.plan.jobs import Answer, Job
 from actors.model.protocol.api import ObjectStatus
 from actors.model.protocol.relations import is_subscribed_view
-from actors.model.protocol.role_messages import RoleRight
+from actors.model.protocol.role_messages import CreateRole, RoleRight
 from actors.runtime.errors import AccessDenied, PenstockError, QueryRejected
 from actors.runtime.kernel import ActorAddress, ActorSystem
 from actors.runtime.settings import Settings
@@ -149,7 +149,7 @@ class RightsRound:
         """An administrator, some roles, and tables with rows."""
         self.model.roles[BOSS] = ModelRole(BOSS, BOSS, rights={ADMIN})
         verifier = make_verifier(BOSS, b"salt" * 4).text()
-        await self.admin.create_role(BOSS, login=True, verifier=verifier)
+        await self.admin.submit(CreateRole(0, BOSS, login=True, verifier=verifier))
         boss = await self.session(BOSS)
         for name in ROLES[1:4]:
             await self.step(boss, self.drawer._create_role(name))

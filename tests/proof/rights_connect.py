@@ -28,6 +28,7 @@ from rights_statements import ROLES
 from actors.control.access.role_registry import token_digest
 from actors.doors.client.client import Client
 from actors.doors.connect_gateway.gateway import SERVICE_NAME
+from actors.model.protocol.role_messages import AlterRole
 from actors.runtime.settings import Settings
 from actors.service import Service
 from actors.testing.patience import PATIENCE_S
@@ -146,7 +147,7 @@ class ConnectRound(RightsRound):
         if role.tokens >= 16:
             return
         self._tokens[name] = token = uuid.UUID(int=self.rng.getrandbits(128)).hex
-        await self.admin.alter_role(name, add_token=token_digest(token))
+        await self.admin.submit(AlterRole(0, name, add_token=token_digest(token)))
         if not role.may(CONNECT):
             role.rights.add(CONNECT)
         role.tokens += 1

@@ -10,7 +10,7 @@ from rights_model import ADMIN, READ, WRITE, ModelObject, Need, RightsModel
 
 from actors.doors.client.client import Client, TableWrite
 from actors.model.plan.schema import TableColumn
-from actors.model.protocol.api import CreateView
+from actors.model.protocol.api import AlterObject, CreateView
 
 Send: TypeAlias = Callable[[Client], Awaitable[Any]]
 
@@ -20,8 +20,7 @@ async def _all(found: Any) -> list[Any]:
 
 
 async def _view(client: Client, **given: Any) -> Any:
-    request = CreateView(client._exchange.number(), **given)
-    return await client._done(request)
+    return await client.submit(CreateView(0, **given))
 
 
 def drawn_request(
@@ -66,7 +65,11 @@ def drawn_request(
         ("replicas", lambda c: c.replicas(), admin),
         ("replica", lambda c: c.replicas(add="127.0.0.1:1"), None),
         ("tracing", lambda c: c.tracing(0.0), admin),
-        ("add column", lambda c: c.alter(name, add_columns=[TableColumn(name, "int")]), None),
+        (
+            "add column",
+            lambda c: c.submit(AlterObject(0, name, add_columns=(TableColumn(name, "int"),))),
+            None,
+        ),
         (
             "subscribed view",
             lambda c: _view(

@@ -217,15 +217,12 @@ def check_state(terminal: Terminal, name: str) -> None:
 def make(terminal: Terminal, bank: Bank, again: str = "") -> None:
     """Make the source and, before it is filled, the views."""
     server = bank.server
-    options = [f"host={server.folder}", f"port={server.port}", "user=bench", "poll_ms=500"]
-    command = ["source", "create", "Bank & Co", "postgres"]
-    for option in options:
-        command += ["-o", option]
-    for outside, name in TABLES.items():
-        command += ["--table", f"{outside}={name}"]
-    terminal.run(*command)
+    options = [f"host '{server.folder}'", f"port {server.port}", "user bench", "poll_ms 500"]
+    tables = ", ".join(f"{outside} AS `{name}`" for outside, name in TABLES.items())
+    source = f"CREATE SOURCE `Bank & Co` USING postgres OPTIONS ({', '.join(options)})"
+    terminal.run("sql", "-c", f"{source} FOR TABLES ({tables})")
     for name, query in VIEWS.items():
-        terminal.run("view", "create", name, query)
+        terminal.run("sql", "-c", f"CREATE MATERIALIZED VIEW `{name}` AS {query}")
     print(f"the source and {len(VIEWS)} views are made{again}", flush=True)
 
 
@@ -312,8 +309,8 @@ def hour(scale: int, seconds: int, rate: int, kills: int, seed: int) -> None:
             compare(terminal, bank, f"after {kills} kills")
             copied(terminal, bank, folder)
             for each in VIEWS:
-                terminal.run("drop", each)
-            terminal.run("source", "drop", "Bank & Co")
+                terminal.run("sql", "-c", f"DROP MATERIALIZED VIEW `{each}`")
+            terminal.run("sql", "-c", "DROP SOURCE `Bank & Co`")
             make(terminal, bank, " again")
             load(terminal, bank, rate, seconds, 0, seed)
             compare(terminal, bank, "made again")

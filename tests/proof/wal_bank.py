@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from actors.wal.lsn import LSN_MAX, lsn_text
+from actors.wal.lsn import lsn_text
 from actors.wal.messages import TermEntry
 from actors.wal.pushing import PushedChange
 
@@ -160,7 +160,7 @@ class Ledger:
     def check_history(self, history: Iterable[TermEntry]) -> None:
         """Of an acceptor that has this log. Raises `Wrong`."""
         entries = list(history)
-        behind = [*entries[1:], TermEntry(0, LSN_MAX)]
+        behind = [*entries[1:], TermEntry(0, 2**64 - 1)]
         began = {
             entry.term: (entry.lsn, following.lsn)
             for entry, following in zip(entries, behind, strict=False)

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.simulators`
 from actors.wal import files, quorum
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.control import FileControl
-from actors.wal.files import ControlState
 from tests.simulators.wal.planted import append_of_a_lower_term, two_grants_in_a_term
 
 BUFFER_BYTES = 16 * 1024

@@ -15,9 +15,10 @@ from anyio.abc import Process, TaskGroup
 from wal_crash_proposer import Orders
 
 from actors.testing.postgres_server import reserve_port
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.control import CONTROL_NAME, decode
 from actors.wal.dialling import dial, parse_addresses
-from actors.wal.files import ControlState, OperatingSystemFiles
+from actors.wal.files import OperatingSystemFiles
 from actors.wal.lsn import PARTIAL, SEGMENT_BYTES, parse_lsn
 from actors.wal.segments import SegmentFiles
 

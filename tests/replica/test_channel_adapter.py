@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from actors.channel_adapter import (
@@ -22,11 +21,6 @@ from actors.channel_adapter import (
     ResponsesAcked,
     ResponsesForwarded,
     StashRules,
-    StorageAdapter,
-    StorageFromClient,
-    StorageFromWorker,
-    StorageGone,
-    StoragePassed,
 )
 from actors.model.protocol.compute import (
     AllowCompaction,
@@ -34,10 +28,9 @@ from actors.model.protocol.compute import (
     Frontiers,
     Hello,
     Response,
-    TaggedCommand,
-    TaggedResponse,
 )
-from actors.model.protocol.storage import FrontierUpper, StorageTagged, StorageTaggedResponse
+from actors.model.protocol.internal import AnyResponse, Half, TaggedCommand, TaggedResponse
+from actors.model.protocol.storage import FrontierUpper
 from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.testing.neighbours import NeighbourProbe
 
@@ -55,7 +48,7 @@ class Checked(StashRules):
         self.validate()
         return gone
 
-    def judge(self, tagged: TaggedResponse | StorageTaggedResponse) -> NonceVerdict:
+    def judge(self, tagged: TaggedResponse) -> NonceVerdict:
         verdict = super().judge(tagged)
         self.validate()
         return verdict
@@ -123,37 +116,18 @@ def test_the_stash_is_bounded_and_evicts_nothing() -> None:
     assert len(rules.connect("x")) == 2
 
 
-class Half(msgspec.Struct, frozen=True):
-    """The messages of one half's adapter."""
-
-    adapter: type[Any]
-    from_client: type[Any]
-    from_worker: type[Any]
-    tagged: type[Any]
-    forwarded: type[Any]
-    gone: type[Any]
-    response: Callable[..., TaggedResponse | StorageTaggedResponse]
+RESPONSES: dict[Half, Callable[[int], AnyResponse]] = {
+    "compute": lambda number: Frontiers("v", write=number),
+    "storage": lambda number: FrontierUpper("u1", number),
+}
 
 
-COMPUTE = Half(
-    ChannelAdapter,
-    FromClient,
-    FromWorker,
-    TaggedCommand,
-    ResponsesForwarded,
-    ClientGone,
-    response,
-)
-STORAGE = Half(
-    StorageAdapter,
-    StorageFromClient,
-    StorageFromWorker,
-    StorageTagged,
-    StoragePassed,
-    StorageGone,
-    lambda nonce, number=0: StorageTaggedResponse(nonce, FrontierUpper("u1", number), number + 1),
-)
-both_halves = pytest.mark.parametrize("half", [COMPUTE, STORAGE], ids=["compute", "storage"])
+def of(half: Half, nonce: str, number: int = 0) -> TaggedResponse:
+    """A response of one half."""
+    return TaggedResponse(nonce, RESPONSES[half](number), number + 1)
+
+
+both_halves = pytest.mark.parametrize("half", RESPONSES)
 
 
 def house(
@@ -161,7 +135,7 @@ def house(
 ) -> tuple[SubjectActor[Any], NeighbourProbe, NeighbourProbe]:
     """(adapter, worker, client)."""
     worker, client = stage.probe("worker"), stage.probe("client")
-    adapter = stage.start(lambda: half.adapter(3, worker.address, stash), "adapter")
+    adapter = stage.start(lambda: ChannelAdapter(3, worker.address, stash, half=half), "adapter")
     return adapter, worker, client
 
 
@@ -175,21 +149,21 @@ async def test_commands_are_tagged_and_responses_acknowledged(
     stage: ActorIsolation, half: Half
 ) -> None:
     adapter, worker, client = house(stage, half)
-    await adapter.send(half.from_client("a", AllowWrites()))  # nobody is connected: dropped
+    await adapter.send(FromClient("a", AllowWrites()))  # nobody is connected: dropped
     await adapter.send(ConnectClient("a", client.address))
-    await adapter.send(half.from_client("a", Hello("a")))
-    await adapter.send(half.from_client("z", AllowWrites()))
-    await worker.expect(half.tagged, nonce="a", command=Hello("a"))
-    adapter.reply(half.response("a", 5))
-    first = half.response("a", 5).response
-    await client.expect(half.from_worker, worker=3, nonce="a", response=first, serial=6)
+    await adapter.send(FromClient("a", Hello("a")))
+    await adapter.send(FromClient("z", AllowWrites()))
+    await worker.expect(TaggedCommand, half=half, nonce="a", command=Hello("a"))
+    adapter.reply(of(half, "a", 5))
+    first = of(half, "a", 5).response
+    await client.expect(FromWorker, worker=3, nonce="a", response=first, serial=6)
     await worker.expect_nothing()  # not passed before the client took it
     await adapter.send(ResponsesAcked("a", (6,)))
-    await worker.expect(half.forwarded, nonce="a", serials=(6,))
+    await worker.expect(ResponsesForwarded, half=half, nonce="a", serials=(6,))
     await adapter.send(DisconnectClient("a"))
-    await worker.expect(half.gone, nonce="a")
-    adapter.reply(half.response("a", 6))
-    await worker.expect(half.forwarded, nonce="a", serials=(7,))  # drained
+    await worker.expect(ClientGone, half=half, nonce="a")
+    adapter.reply(of(half, "a", 6))
+    await worker.expect(ResponsesForwarded, half=half, nonce="a", serials=(7,))  # drained
     await client.expect_nothing()
     assert await inspect(adapter) == AdapterStatistics(1, 1, 0, 0)
 
@@ -202,14 +176,14 @@ async def test_commands_in_flight_of_a_displaced_connection_are_dropped(
     second = stage.probe("second")
     await adapter.send(ConnectClient("a", client.address))
     await adapter.send(DisconnectClient("a"))
-    await worker.expect(half.gone, nonce="a")
+    await worker.expect(ClientGone, half=half, nonce="a")
     await adapter.send(ConnectClient("b", second.address))
-    await adapter.send(half.from_client("a", AllowCompaction("u1", 1 << 62)))
-    await adapter.send(half.from_client("b", Hello("b")))
-    await worker.expect(half.tagged, nonce="b", command=Hello("b"))
+    await adapter.send(FromClient("a", AllowCompaction("u1", 1 << 62)))
+    await adapter.send(FromClient("b", Hello("b")))
+    await worker.expect(TaggedCommand, half=half, nonce="b", command=Hello("b"))
     await worker.expect_nothing()
-    adapter.reply(half.response("a", 1))  # what its worker had said to it
-    await worker.expect(half.forwarded, nonce="a", serials=(2,))
+    adapter.reply(of(half, "a", 1))  # what its worker had said to it
+    await worker.expect(ResponsesForwarded, half=half, nonce="a", serials=(2,))
     await client.expect_nothing()
     await second.expect_nothing()
     assert await inspect(adapter) == AdapterStatistics(0, 1, 0, 0)
@@ -221,16 +195,17 @@ async def test_a_stranger_waits_for_its_client_and_is_taken_once(
 ) -> None:
     adapter, worker, client = house(stage, half)
     for number in range(2):
-        adapter.reply(half.response("b", number))
-        await worker.expect(half.forwarded, nonce="b", serials=(number + 1,))
+        adapter.reply(of(half, "b", number))
+        await worker.expect(ResponsesForwarded, half=half, nonce="b", serials=(number + 1,))
     await adapter.send(ConnectClient("b", client.address))
     for number in range(2):
-        stashed = half.response("b", number).response
-        await client.expect(half.from_worker, response=stashed, serial=0)
-    adapter.reply(half.response("b", 2))
-    await client.expect(half.from_worker, response=half.response("b", 2).response, serial=3)
+        stashed = of(half, "b", number).response
+        await client.expect(FromWorker, response=stashed, serial=0)
+    adapter.reply(of(half, "b", 2))
+    await client.expect(FromWorker, response=of(half, "b", 2).response, serial=3)
     await adapter.send(ResponsesAcked("b", (0, 0, 3)))
-    await worker.expect(half.forwarded, nonce="b", serials=(3,))  # the others were passed before
+    # The others were passed before.
+    await worker.expect(ResponsesForwarded, half=half, nonce="b", serials=(3,))
     await adapter.send(ResponsesAcked("b", (0,)))
     await worker.expect_nothing()
     assert await inspect(adapter) == AdapterStatistics(3, 0, 0, 0)
@@ -242,14 +217,14 @@ async def test_at_the_bound_the_worker_is_not_read_and_nothing_is_lost(
 ) -> None:
     adapter, worker, client = house(stage, half, stash=2)
     for number in range(4):
-        adapter.reply(half.response("b", number))
-    await worker.expect(half.forwarded, serials=(1,))
-    await worker.expect(half.forwarded, serials=(2,))
+        adapter.reply(of(half, "b", number))
+    await worker.expect(ResponsesForwarded, half=half, serials=(1,))
+    await worker.expect(ResponsesForwarded, half=half, serials=(2,))
     await worker.expect_nothing()
     assert await inspect(adapter) == AdapterStatistics(0, 0, 2, 2)
     await adapter.send(ConnectClient("b", client.address))
     for number in range(4):
-        await client.expect(half.from_worker, response=half.response("b", number).response)
+        await client.expect(FromWorker, response=of(half, "b", number).response)
 
 
 @both_halves
@@ -258,13 +233,13 @@ async def test_strangers_that_were_held_go_with_the_stash(
 ) -> None:
     adapter, worker, client = house(stage, half, stash=1)
     for number in range(3):
-        adapter.reply(half.response("x", number))
-    await worker.expect(half.forwarded, nonce="x")
+        adapter.reply(of(half, "x", number))
+    await worker.expect(ResponsesForwarded, half=half, nonce="x")
     await adapter.send(ConnectClient("b", client.address))
-    adapter.reply(half.response("b", 7))
-    await client.expect(half.from_worker, nonce="b")
-    await worker.expect(half.forwarded, nonce="x")
-    await worker.expect(half.forwarded, nonce="x")
+    adapter.reply(of(half, "b", 7))
+    await client.expect(FromWorker, nonce="b")
+    await worker.expect(ResponsesForwarded, half=half, nonce="x")
+    await worker.expect(ResponsesForwarded, half=half, nonce="x")
     assert await inspect(adapter) == AdapterStatistics(1, 2, 0, 0)
 
 
@@ -276,12 +251,12 @@ async def test_a_worker_that_takes_nothing_holds_up_commands_and_loses_none(
     worker.stall()
     await adapter.send(ConnectClient("a", client.address))
     for nonce in ("first", "second"):
-        await adapter.send(half.from_client("a", Hello(nonce)))
+        await adapter.send(FromClient("a", Hello(nonce)))
     await worker.expect_nothing()
-    assert adapter.statistics().state == f"handles {half.from_client.__name__}"
+    assert adapter.statistics().state == "handles FromClient"
     worker.resume()
     for nonce in ("first", "second"):
-        await worker.expect(half.tagged, nonce="a", command=Hello(nonce))
+        await worker.expect(TaggedCommand, half=half, nonce="a", command=Hello(nonce))
 
 
 @both_halves
@@ -292,6 +267,6 @@ async def test_a_worker_that_is_gone_is_no_fault_of_the_adapter(
     adapter, worker, client = house(stage, half)
     await adapter.send(ConnectClient("a", client.address))
     await (worker.stop() if how == "stop" else worker.crash())
-    await adapter.send(half.from_client("a", AllowWrites()))
+    await adapter.send(FromClient("a", AllowWrites()))
     await adapter.send(DisconnectClient("a"))
     assert await inspect(adapter) == AdapterStatistics(0, 0, 0, 0)

@@ -38,12 +38,10 @@ from actors.model.protocol.compute import (
     StatusResponse,
     SubscribeBatch,
     SubscribeResponse,
-    TaggedCommand,
-    TaggedResponse,
-    TaggedResponses,
     UpdateConfiguration,
 )
 from actors.model.protocol.internal import (
+    AnyResponse,
     BatchEmitted,
     CompactionAllowed,
     DataflowProgress,
@@ -59,11 +57,15 @@ from actors.model.protocol.internal import (
     StartInputs,
     StartListen,
     StopInputs,
+    TaggedCommand,
+    TaggedResponse,
+    TaggedResponses,
     UpdatesInstalled,
     WritesAllowed,
 )
 from actors.replica.compute.index import ClusterPartitions
-from actors.replica.compute.live import ActorFactory, DataflowStopped, FromDataflow, IndexInstaller
+from actors.replica.compute.index_installer import IndexInstaller
+from actors.replica.compute.live import ActorFactory, DataflowStopped, FromDataflow
 from actors.runtime.kernel import ActorAddress
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
@@ -95,7 +97,7 @@ class House:
         self.workers: list[ActorAddress[Any]] = []
         self.next = 0
         self.nonce = ""
-        self.came: deque[tuple[int, Response]] = deque()
+        self.came: deque[tuple[int, AnyResponse]] = deque()
         """The rest of a lot of responses."""
 
     async def do(self, *commands: Command | CommandBatch) -> None:
@@ -170,7 +172,7 @@ async def house(
             count,
             made.sequencer.address.send,
             made.workers,
-            adapters,
+            {"compute": adapters},
             cast,
             persist,
             settings,
@@ -347,11 +349,11 @@ async def test_commands_of_a_lot_take_effect_one_after_the_other(
     await h.do(CommandBatch((peeks[0], AllowCompaction("i1", EMPTY), peeks[1])))
     await stage.idle()
     assert isinstance(h.adapter.received[0], TaggedResponses)
-    # The first peek was answered before the index was dropped.
-    assert rows_of(await h.response(PeekResponse)) == [(1, "a", 1)]
-    late = await h.response(PeekResponse)
-    assert late.uuid == "p2"
-    assert late.result.code == "UnknownObject"
+    early, late = [await h.response(PeekResponse) for _ in peeks]
+    assert (early.uuid, late.uuid) == ("p1", "p2")
+    # The first peek had begun when the index was dropped, and the other one had not.
+    assert "dropped while a read of it waited" in early.result.text
+    assert "there is no index i1" in late.result.text
 
 
 async def test_an_install_that_fails_is_tried_again_and_says_so(

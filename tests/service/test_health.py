@@ -18,6 +18,7 @@ import msgspec
 import pytest
 import trustme
 
+from actors.control.controller import readiness
 from actors.control.controller.messages import ObjectReadiness
 from actors.control.controller.readiness import ComponentReadiness, ReadinessReport, readiness_page
 from actors.doors.client.client import Client
@@ -38,9 +39,13 @@ from actors.testing.engine import in_memory_engine
 
 
 def settings_of(folder: Path, **fields: Any) -> Settings:
-    return Settings(
-        state_dir=str(folder / "state"), listen="127.0.0.1:0", readiness_fresh_ms=1, **fields
-    )
+    return Settings(state_dir=str(folder / "state"), listen="127.0.0.1:0", **fields)
+
+
+@pytest.fixture(autouse=True)
+def fresh_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request for readiness looks anew."""
+    monkeypatch.setattr(readiness, "FRESH_MS", 1)
 
 
 def pages_of(service: Service) -> HttpPages:
@@ -114,7 +119,8 @@ async def test_a_store_that_does_not_answer_is_not_ready_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # expires: the documents never answer
-    service = Service(settings_of(tmp_path, readiness_timeout_ms=50), engine=in_memory_engine())
+    monkeypatch.setattr(readiness, "LOOK_TIMEOUT_MS", 50)
+    service = Service(settings_of(tmp_path), engine=in_memory_engine())
     with anyio.fail_after(100):
         async with pages_of(service).serve("127.0.0.1:0", "metrics_listen") as url, service:
             from actors.durable.persist import PersistClient
@@ -157,10 +163,11 @@ async def test_an_engine_that_cannot_start_is_named(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def small_pages(**fields: Any) -> AsyncIterator[tuple[str, int]]:
-    settings = Settings(http_request_bytes_max=512, **fields)
-    pages = HttpPages({"/healthz": liveness_page()}, settings)
-    async with pages.serve("127.0.0.1:0", "metrics_listen") as url:
-        yield url, int(url.rsplit(":", 1)[1])
+    pages = HttpPages({"/healthz": liveness_page()}, Settings(**fields))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("actors.runtime.transport.http_pages.REQUEST_BYTES_MAX", 512)
+        async with pages.serve("127.0.0.1:0", "metrics_listen") as url:
+            yield url, int(url.rsplit(":", 1)[1])
 
 
 async def say(port: int, sent: bytes) -> bytes:
@@ -207,10 +214,11 @@ async def test_a_head_request_has_no_body() -> None:
     assert (b"Content-Length: 3" in head, body) == (True, b"")
 
 
-async def test_half_a_request_and_silence_end_in_time() -> None:
+async def test_half_a_request_and_silence_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # expires: the request never ends
+    monkeypatch.setattr("actors.runtime.transport.http_pages.REQUEST_TIMEOUT_MS", 100)
     with anyio.fail_after(60):
-        # expires: the request never ends
-        async with small_pages(http_request_timeout_ms=100) as (_, port):
+        async with small_pages() as (_, port):
             for sent in (b"", b"GET /healthz HT"):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(sent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -61,19 +60,6 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
         await client.wait_for("w", time)
         await client.wait_for("i", time)
         yield World(client, controls)
-
-
-def test_the_page_is_the_table(root: Path) -> None:
-    page = (root / "docs" / "relations.md").read_text()
-    titles = re.findall(r"^### (.+)$", page, re.M)
-    assert sorted(titles) == sorted(RELATIONS)
-    for relation in RELATIONS.values():
-        part = page.partition(f"### {relation.name}\n")[2].partition("\n###")[0]
-        assert relation.text in part
-        rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.+) \|$", part, re.M)
-        assert rows == [(c.name, c.type, c.text) for c in relation.columns]
-        head = page.partition(f"### {relation.name}\n")[0]
-        assert ("## Kept by the workers" in head) == (relation.kept_by == "workers")
 
 
 async def test_every_relation_can_be_read_and_lists_itself(tmp_path: Path) -> None:

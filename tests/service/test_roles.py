@@ -78,10 +78,10 @@ async def roles(tmp_path: Path, base: Settings | None = None) -> AsyncIterator[R
         "store_poll_ms": 20,
         "hold_downgrade_ms": 50,
         "retry_delay_ms_min": 5,
-        "readiness_fresh_ms": 1,
     }
     chosen = msgspec.structs.replace(base or Settings(), **given)
-    with anyio.fail_after(200):
+    with anyio.fail_after(200), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("actors.control.controller.readiness.FRESH_MS", 1)
         yield Roles(tmp_path, chosen, given)
 
 

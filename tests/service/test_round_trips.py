@@ -22,7 +22,7 @@ from actors.connectors.sources.file_reading import _from_parquet, has_types
 from actors.control.controller.tables.rows import fit
 from actors.doors.client.answers import CopyFormat
 from actors.doors.commands import cli
-from actors.doors.commands import ddl as statements
+from actors.doors.commands.copy_from import read_rows
 from actors.model.plan.schema import TableColumn, TableSchema, arrow_type, inner_types, text_limit
 from actors.model.protocol.compute import CopyToExport
 from actors.runtime.errors import InvalidUsage
@@ -178,7 +178,7 @@ def test_what_peek_prints_insert_reads(made: tuple[TableSchema, pa.Table]) -> No
     schema, table = made
     lines = JsonLines(table.schema).encode(table)
     assert lines.count(b"\n") == table.num_rows
-    found = pa.concat_tables(statements.tables(io.BytesIO(lines), schema))
+    found = pa.concat_tables(read_rows(io.BytesIO(lines), schema))
     assert as_told(found) == as_told(table)
 
 

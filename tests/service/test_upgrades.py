@@ -22,6 +22,7 @@ from actors.durable.persist import CompareAndSet, PersistClient
 from actors.engine.views.compile import compile_view
 from actors.model.plan.delta import DeltaPlan
 from actors.model.plan.schema import TableColumn, TableSchema
+from actors.model.protocol.api import AlterObject
 from actors.runtime.errors import EngineUnavailable, InvalidUsage, ObjectInUse, StorageError
 from actors.runtime.kernel import SystemClock
 from actors.runtime.settings import Settings
@@ -287,7 +288,7 @@ async def test_a_view_that_means_something_else_is_named(
             for refused in (
                 lambda: client.peek("sums"),
                 lambda: client.explain("sums"),
-                lambda: client.alter("sums", rename="other"),
+                lambda: client.submit(AlterObject(0, "sums", rename="other")),
                 lambda: client.create_index("sums_n", "sums", ["n"]),
                 lambda: client.create_materialized_view("more", "select k from sums"),
                 lambda: anext(client.query("select k from sums group by k")),

@@ -27,10 +27,10 @@ from actors.model.plan.jobs import (
 )
 from actors.model.plan.schema import DIFF
 from actors.model.plan.updates import from_ipc, to_ipc
+from actors.replica.dataflow import step
 from actors.runtime.errors import PenstockError
 from actors.runtime.kernel import ActorSystem
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import LIMIT_RESERVE, counts, use_kernel_limits
 from actors.testing import check_views
 from actors.testing.check_views import (
     CheckReport,
@@ -101,13 +101,22 @@ async def test_the_scripts_hold_on_the_in_memory_engine(path: Path) -> None:
         ("group_reserve", False),
     ],
 )
-async def test_first_rows_of_groups_with_a_reserve_of_one(name: str, *, used_up: bool) -> None:
+async def test_first_rows_of_groups_with_a_reserve_of_one(
+    name: str, *, used_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Deletions use it up again and again: an optimistic step is void, and run once more."""
-    before = counts()[LIMIT_RESERVE.place + 1]
-    use_kernel_limits({LIMIT_RESERVE.name: 1})
+    seen: set[bool] = set()
+
+    def noting(*given: Any) -> bool:
+        seen.add(void := is_void(*given))
+        return void
+
+    is_void = step._is_void
+    monkeypatch.setattr(step, "_is_void", noting)
+    monkeypatch.setattr("actors.engine.views.rule_top.RESERVE_ROWS", 1)
     report = await checked(SCRIPTS / f"{name}.view", splits=3)
     assert report.ok, [view.line() for view in report.views]
-    assert (counts()[LIMIT_RESERVE.place + 1] > before) is used_up
+    assert (True in seen) is used_up
 
 
 async def test_a_failed_expectation_is_told(tmp_path: Path) -> None:
@@ -273,9 +282,9 @@ def test_a_server_that_runs_already_is_not_told_how_to_compile() -> None:
 
 
 def test_made_up_views_use_up_their_limits_reserves() -> None:
-    drawn = [check_views.with_drawn_engine(Settings(), n, plans_once=True) for n in range(20)]
-    reserves = {settings.kernel_limits["limit_reserve_rows"] for settings in drawn}
-    assert reserves == {1, 2, 5}
+    drawn = [check_views.drawn_constants(seed, many_rows=True) for seed in range(20)]
+    assert {made.pop("engine.views.rule_top.RESERVE_ROWS") for made in drawn} == {1, 2, 5}
+    assert not any(drawn)
 
 
 class Negating(InMemoryExecutor):

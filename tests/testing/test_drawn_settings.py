@@ -1,27 +1,31 @@
-"""Drawn settings are right, replay by their seed, and reach every threshold."""
+"""Drawn settings and constants are right, replay by their seed, and reach every threshold."""
 
 from __future__ import annotations
 
+import operator
+
+import actors
+from actors.model.plan import updates
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import FEW_ROWS, KERNEL_LIMITS, THRESHOLDS, SettingThreshold
+from actors.runtime.threshold_probes import THRESHOLDS, SettingThreshold
 from actors.testing.drawn_settings import (
-    LEAST_LIMITS,
+    SMALL_CONSTANTS,
     SMALL_VALUES,
+    constants_of,
+    draw_constants,
     draw_settings,
     drawn_text,
-    kernel_limits_of,
-    small_limits,
+    restore_constants,
+    use_constants,
 )
 
 SEEDS = range(200)
+FEW_ROWS = "model.plan.updates.FEW_ROWS"
 
 
 def test_every_threshold_is_drawn() -> None:
     settings = {each.setting for each in THRESHOLDS if isinstance(each, SettingThreshold)}
     assert settings <= set(SMALL_VALUES)
-    assert set(LEAST_LIMITS) <= set(KERNEL_LIMITS)
-    for name in KERNEL_LIMITS:
-        assert small_limits(name)[0] < KERNEL_LIMITS[name].default, name
 
 
 def test_draws_are_small_or_the_default_and_hold_together() -> None:
@@ -32,9 +36,6 @@ def test_draws_are_small_or_the_default_and_hold_together() -> None:
     for name, values in SMALL_VALUES.items():
         seen = {getattr(made, name) for made in drawn}
         assert seen == {getattr(base, name), *values}, name
-    for name in KERNEL_LIMITS:
-        seen = {made.kernel_limits.get(name) for made in drawn}
-        assert seen == {None, *small_limits(name)}, name
 
 
 def test_a_seed_draws_the_same_again() -> None:
@@ -42,25 +43,43 @@ def test_a_seed_draws_the_same_again() -> None:
     assert draw_settings("a", base) == draw_settings("a", base)
     assert draw_settings("a", base) != draw_settings("b", base)
     assert draw_settings("a", base).workers == 1
+    assert draw_constants("a") == draw_constants("a")
+    assert draw_constants("a") != draw_constants("b")
 
 
 def test_what_is_kept_is_not_drawn() -> None:
     base = Settings()
     for seed in SEEDS:
-        made = draw_settings(seed, base, SMALL_VALUES, limits=False)
+        made = draw_settings(seed, base, SMALL_VALUES)
         assert made == base
         assert drawn_text(base, made) == "all as by default"
 
 
 def test_the_text_names_what_was_drawn() -> None:
-    base = Settings()
-    made = Settings(lookup_rows_max=1, kernel_limits={"updates_few_rows": 8})
-    assert drawn_text(base, made) == "lookup_rows_max=1 kernel_limits.updates_few_rows=8"
+    made = Settings(lookup_rows_max=1, step_pairs_max=20)
+    assert drawn_text(Settings(), made) == "lookup_rows_max=1 step_pairs_max=20"
 
 
-def test_kernel_limits_hold_while_a_block_runs() -> None:
-    default = FEW_ROWS.limit
-    with kernel_limits_of(Settings(kernel_limits={FEW_ROWS.name: 3})):
-        assert FEW_ROWS.limit == 3
-        assert FEW_ROWS.exceeded_by(4)
-    assert FEW_ROWS.limit == default
+def test_constants_are_drawn_below_their_own_values() -> None:
+    drawn = [draw_constants(seed) for seed in SEEDS]
+    for name, values in SMALL_CONSTANTS.items():
+        assert {made.get(name) for made in drawn} == {None, *values}, name
+        with constants_of({name: values[0]}):
+            assert operator.attrgetter(name)(actors) is values[0], name
+        own = operator.attrgetter(name)(actors)
+        assert all(type(value) is type(own) for value in values), name
+        if isinstance(own, int):
+            assert max(values) < own, name
+
+
+def test_constants_hold_while_a_block_runs() -> None:
+    own = updates.FEW_ROWS
+    with constants_of({FEW_ROWS: 3}):
+        assert updates.FEW_ROWS == 3
+    assert own == updates.FEW_ROWS
+    use_constants({FEW_ROWS: 3})
+    use_constants({})
+    assert own == updates.FEW_ROWS
+    use_constants({FEW_ROWS: 3})
+    restore_constants()
+    assert own == updates.FEW_ROWS

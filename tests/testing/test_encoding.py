@@ -145,5 +145,5 @@ async def test_the_whole_service_shares_nothing(
     with anyio.fail_after(60):
         await whole_service(tmp_path)
     # Of clients, of both halves and of the engine, and answers to asks.
-    assert kinds.keys() >= {"SubmitRequest", "TaggedCommand", "StorageTagged", "SubmitJob"}
+    assert kinds.keys() >= {"SubmitRequest", "TaggedCommand", "SubmitJob"}
     assert kinds.keys() >= {"TaggedResponse", "PartFetched", "RowsDone", "WorkerStatistics"}

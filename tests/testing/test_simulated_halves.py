@@ -46,7 +46,7 @@ FOUND = {
     "rendered_after_its_drop": 3785,
     "shown_by_all_workers": 3008,
     "sink_begun_anew": 3001,
-    "storage_nonce_unchecked": 3029,
+    "storage_nonce_unchecked": 3008,
     "told_before_durable": 3001,
     "unmentioned_kept": 3050,
     "view_hold_ahead": 3001,

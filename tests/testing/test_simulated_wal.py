@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from actors.runtime.errors import WalRefused
 from actors.wal.acceptor import AcceptorCore, AcceptorPeer
-from actors.wal.files import ControlState
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.messages import (
     AppendRequest,
     AppendResponse,

@@ -15,13 +15,11 @@ import pytest
 from actors.runtime.settings import Settings
 from actors.runtime.threshold_probes import (
     COUNTS_VARIABLE,
-    FEW_ROWS,
     INLINE_PART,
-    KERNEL_LIMITS,
     THRESHOLDS,
+    TOUCHED_ROWS,
     SettingThreshold,
     counts,
-    use_kernel_limits,
 )
 from tests.kit.threshold_counts import (
     BEGIN,
@@ -37,10 +35,10 @@ from tests.kit.threshold_counts import (
 )
 
 CROSS = """
-from actors.runtime.threshold_probes import FEW_ROWS, INLINE_PART
+from actors.runtime.threshold_probes import TOUCHED_ROWS, INLINE_PART
 INLINE_PART.crossed(True)
-FEW_ROWS.exceeded_by(FEW_ROWS.limit)
-FEW_ROWS.exceeded_by(FEW_ROWS.limit + 1)
+TOUCHED_ROWS.crossed(False)
+TOUCHED_ROWS.crossed(True)
 print("crossed", flush=True)
 input()
 """
@@ -56,14 +54,6 @@ def test_a_decision_is_counted_and_returned() -> None:
     assert [b - a for a, b in zip(before, after, strict=True)][place : place + 2] == [2, 1]
 
 
-def test_a_kernel_limit_is_one_of_the_process() -> None:
-    use_kernel_limits({FEW_ROWS.name: 2})
-    assert not FEW_ROWS.exceeded_by(2)
-    assert FEW_ROWS.exceeded_by(3)
-    use_kernel_limits({})
-    assert FEW_ROWS.limit == FEW_ROWS.default
-
-
 def test_names_are_unique_and_settings_are_there() -> None:
     names = [each.name for each in THRESHOLDS]
     assert len(set(names)) == len(names)
@@ -71,7 +61,7 @@ def test_names_are_unique_and_settings_are_there() -> None:
         assert each.within != each.beyond, each.name
         if isinstance(each, SettingThreshold):
             assert each.setting in Settings.__struct_fields__
-    assert len(KERNEL_LIMITS) > 20
+    assert len(THRESHOLDS) > 30
 
 
 def test_what_a_killed_process_has_counted_is_there(tmp_path: Path) -> None:
@@ -88,10 +78,10 @@ def test_what_a_killed_process_has_counted_is_there(tmp_path: Path) -> None:
         process.communicate()
     found = read_counts(tmp_path)
     assert found[INLINE_PART.name] == [0, 2]
-    assert found[FEW_ROWS.name] == [2, 2]
+    assert found[TOUCHED_ROWS.name] == [2, 2]
     missing = sides_never_taken(found)
     assert f"{INLINE_PART.name}: never within: {INLINE_PART.within}" in missing
-    assert not any(line.startswith(f"{FEW_ROWS.name}: ") for line in missing)
+    assert not any(line.startswith(f"{TOUCHED_ROWS.name}: ") for line in missing)
     assert len(missing) == 2 * len(THRESHOLDS) - 3
 
 

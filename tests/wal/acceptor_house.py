@@ -11,7 +11,7 @@ from wal_disks import (  # type: ignore[import-not-found]
 )
 
 from actors.wal.acceptor import AcceptorCore
-from actors.wal.files import ControlState
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.messages import (
     AppendRequest,
     AppendResponse,

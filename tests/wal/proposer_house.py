@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from actors.runtime.errors import PenstockError
 from actors.wal import codec_v3
 from actors.wal.acceptor import AcceptorCore
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.dialling import AcceptorAddress
-from actors.wal.files import ControlState
 from actors.wal.lsn import parse_lsn
 from actors.wal.messages import WAL_BYTES_MAX
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from actors.runtime.errors import CorruptData, InvalidUsage, WalRefused
 from actors.wal.acceptor import AcceptorCore, AcceptorPeer, AppendUnflushed, FlushWal
-from actors.wal.files import ControlState
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,

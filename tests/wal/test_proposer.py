@@ -213,7 +213,7 @@ def test_what_an_acceptor_may_not_say_now_ends_its_connection_only() -> None:
     subject = leader()
     [drop] = of(DropConnection, vote(subject, 1))
     assert drop == DropConnection(1, "VoteResponse while active")
-    assert subject.session(1) is AcceptorSession.OFFLINE
+    assert subject._peers[1].session is AcceptorSession.OFFLINE
     assert answer(subject, 1, START) == [], "nothing of the old connection counts"
     assert subject.phase is ProposerPhase.ELECTED
 

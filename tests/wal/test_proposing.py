@@ -255,16 +255,15 @@ def test_times_are_settings() -> None:
     settings = Settings(
         wal_heartbeat_ms=7,
         wal_silence_ms=70,  # expires: nothing runs
-        wal_donor_absent_ms=700,
-        wal_fetch_timeout_ms=7_000,  # expires: nothing runs
-        wal_redial_ms_max=77,
+        retry_delay_ms_min=7_000,
+        retry_delay_ms_max=7_000,
         connect_timeout_ms=777,  # expires: nothing runs
     )
     config = ProposerConfig(TENANT, TIMELINE, 8).timed(settings)
     assert (config.tenant, config.start_lsn) == (TENANT, 8)
-    assert (config.heartbeat_ms, config.silence_ms_max, config.donor_absent_ms_max) == (7, 70, 700)
+    assert (config.heartbeat_ms, config.silence_ms_max) == (7, 70)
     timing = ProposerTiming.of(settings)
-    assert (timing.fetch_timeout_ms, timing.connect_timeout_ms) == (7_000, 777)
-    assert timing.retry_delay_ms_max == 77
+    assert (timing.retry_delay_ms_min, timing.connect_timeout_ms) == (7_000, 777)
+    assert timing.retry_delay_ms_max == 7_000, "no less than the least"
     with pytest.raises(BadSettings, match="wal_heartbeat_ms must be"):
         load(environment={}, flags={"wal_heartbeat_ms": 6_000})

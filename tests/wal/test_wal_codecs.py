@@ -18,7 +18,8 @@ from wal_messages import (  # type: ignore[import-not-found]
 )
 
 from actors.runtime.errors import LocalProtocolError, MalformedFrame
-from actors.wal import codec_v2, codec_v3
+from actors.wal import codec_v3
+from actors.wal.feedback_codec import decode_feedback, encode_feedback
 from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,
@@ -32,9 +33,9 @@ from actors.wal.messages import (
     VoteRequest,
     VoteResponse,
 )
-from actors.wal.replication import decode_feedback, encode_feedback
+from tests.kit import proposer_v2
 
-CODECS = {2: codec_v2, 3: codec_v3}
+CODECS = {2: proposer_v2, 3: codec_v3}
 BYTES = golden_bytes()
 PROPOSER_NAMES = [name for name, message in GOLDEN.items() if isinstance(message, PROPOSERS)]
 ACCEPTOR_NAMES = [name for name in GOLDEN if name not in PROPOSER_NAMES]
@@ -93,20 +94,20 @@ def test_sizes_of_the_specification() -> None:
         vote = VoteResponse(0, 1, True, 2, 3, history)
         elected = ProposerElected(0, 1, 2, history)
         assert len(codec_v3.encode_acceptor(vote)) == 34 + extra
-        assert len(codec_v2.encode_acceptor(vote)) == 52 + extra
+        assert len(proposer_v2.encode_acceptor(vote)) == 52 + extra
         assert len(codec_v3.encode_proposer(elected)) == 25 + extra
-        assert len(codec_v2.encode_proposer(elected)) == 36 + extra
+        assert len(proposer_v2.encode_proposer(elected)) == 36 + extra
     assert len(codec_v3.encode_acceptor(AcceptorGreeting(1, MembershipConfig(), 2))) == 29
-    assert len(codec_v2.encode_acceptor(AcceptorGreeting(1, MembershipConfig(), 2))) == 24
+    assert len(proposer_v2.encode_acceptor(AcceptorGreeting(1, MembershipConfig(), 2))) == 24
     assert len(codec_v3.encode_proposer(VoteRequest(0, 1))) == 13
-    assert len(codec_v2.encode_proposer(VoteRequest(0, 1))) == 32
+    assert len(proposer_v2.encode_proposer(VoteRequest(0, 1))) == 32
     append = AppendRequest(0, 1, 8, 16, 0, 0, bytes(8))
     assert len(codec_v3.encode_proposer(append)) == 45 + 8
-    assert len(codec_v2.encode_proposer(append)) == 72 + 8
+    assert len(proposer_v2.encode_proposer(append)) == 72 + 8
     assert len(codec_v3.encode_acceptor(AppendResponse(0, 1))) == 53
-    assert len(codec_v2.encode_acceptor(AppendResponse(0, 1))) == 56
+    assert len(proposer_v2.encode_acceptor(AppendResponse(0, 1))) == 56
     greeting = ProposerGreeting("0" * 32, "1" * 32, MembershipConfig(), 0, 0, 0)
-    assert len(codec_v2.encode_proposer(greeting)) == 80
+    assert len(proposer_v2.encode_proposer(greeting)) == 80
     feedback = PageserverFeedback()
     assert len(encode_feedback(feedback)) == 132
     assert len(encode_feedback(PageserverFeedback(shard_number=1))) == 132 + 21
@@ -345,4 +346,4 @@ def test_what_an_acceptor_cannot_say(version: int, message: object, text: str) -
 
 def test_version_2_leaves_an_acceptors_membership_out() -> None:
     greeting = AcceptorGreeting(42, MembershipConfig(3, ONE), 5)
-    assert codec_v2.encode_acceptor(greeting) == BYTES["v2 acceptor greeting"]
+    assert proposer_v2.encode_acceptor(greeting) == BYTES["v2 acceptor greeting"]

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.runtime.errors import CorruptData, InvalidUsage, StorageError
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.control import CONTROL_NAME, FileControl, create_timeline, decode, encode
-from actors.wal.files import ControlState
 from actors.wal.messages import ConfigMember, MembershipConfig, TermEntry
 from suite_lanes import examples  # type: ignore[import-not-found]
 from tests.simulators.wal.files import MachineCrashed, MemoryFiles

@@ -11,8 +11,8 @@ from struct import unpack_from
 import psycopg
 
 from actors.testing.postgres_server import binary, postgres_server
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.control import FileControl
-from actors.wal.files import ControlState
 from actors.wal.inspection import inspect
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text, parse_lsn, parse_segment_name
 from actors.wal.storage import FileWal

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wal_messages import GOLDEN, PROPOSERS, golden_bytes  # type: ignore[import-not-found]
 
-from actors.wal.replication import encode_feedback
+from actors.wal.feedback_codec import encode_feedback
 from tests.kit.wal_fuzz import OPENINGS, TARGETS, mutated_wal
 
 SEEDS: dict[str, list[bytes]] = {name: [] for name in TARGETS}

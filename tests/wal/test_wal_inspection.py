@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from actors.doors.commands.cli import app
 from actors.runtime.errors import CorruptData, InvalidUsage, StorageError
-from actors.wal.files import ControlState
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.inspection import inspect, lines
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.storage import FileWal

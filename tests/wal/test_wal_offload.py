@@ -364,9 +364,10 @@ async def test_what_is_read_back_otherwise_does_not_count() -> None:
     assert bucket.written == [f"{TIMELINE}/{segment_name(7)}"]
 
 
-async def test_readers_remember_few_segments() -> None:
+async def test_readers_remember_few_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.wal.archive.SEGMENTS_MAX", 2)
     bucket = Bucket()
-    archive = archive_on(bucket, Settings(wal_blob_segments_max=2))
+    archive = archive_on(bucket)
     for number in (1, 2, 3):
         await archive.keep(TENANT, TIMELINE, number, bytes([number]) * SEGMENT_BYTES)
     bucket.asked = 0

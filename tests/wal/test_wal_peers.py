@@ -21,7 +21,7 @@ from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial
 from actors.wal.framing import PG_VERSION, START_LSN, encode, framed_bytes_max
 from actors.wal.lsn import lsn_text, parse_lsn
 from actors.wal.messages import AppendRequest, TermEntry, VoteResponse
-from actors.wal.peers import (
+from actors.wal.peer_status import (
     PeerStatus,
     is_useful_donor,
     make_announcement,

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 from wal_disks import Fault  # type: ignore[import-not-found]
 from wal_wires import ELECTED, GREETING, START, TIMELINE, VOTE, MemoryWire, append, timeline_on  # type: ignore[import-not-found]
@@ -113,13 +112,14 @@ async def test_a_proposer_is_greeted_elected_and_answered(stage: ActorIsolation)
     assert house.timeline.registry.count == 0
 
 
-async def test_the_queue_is_measured_as_often_as_the_settings_say(
+async def test_the_queue_is_measured_again_and_again(
     stage: ActorIsolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[float] = []
     clock = stage.system.clock
     monkeypatch.setattr(QueueMeter, "sample", lambda _: measured.append(clock.monotonic_ms()))
-    house = House(stage, msgspec.structs.replace(SMALL, wal_sample_ms=70))
+    monkeypatch.setattr("actors.wal.receiver.SAMPLE_MS", 70)
+    house = House(stage, SMALL)
     began_ms = clock.monotonic_ms()
     house.connect()
     await stage.advance(220)

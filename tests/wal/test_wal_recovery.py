@@ -21,12 +21,13 @@ from actors.testing.isolation import ActorIsolation
 from actors.wal.acceptor import AppendUnflushed, Message
 from actors.wal.dialling import AcceptorAddress
 from actors.wal.messages import TermEntry, VoteRequest
-from actors.wal.peers import QUERY, PeerExchange, PeerStatus, status_row
+from actors.wal.peer_status import PeerStatus, status_row
+from actors.wal.peers import QUERY, PeerExchange
 from actors.wal.registry import ReceiverStage, ReceiverState
 from actors.wal.replication import keepalive, xlog_data
 from actors.wal.timeline import ProcessedMessages, WalTimeline
 
-SETTINGS = Settings(wal_peers="donor:5454", wal_peer_interval_ms=1_000)
+SETTINGS = Settings(wal_peers="donor:5454")
 PIECE = 8
 TERM = 3
 

@@ -16,7 +16,7 @@ from test_wal_served import served  # type: ignore[import-not-found]
 from typer.testing import CliRunner
 from wal_wires import GREETING, TENANT, TIMELINE  # type: ignore[import-not-found]
 
-from actors.connectors.relay_server import FirstRecord, ServerIdentity, replication_dsn
+from actors.connectors.sources.relay_server import FirstRecord, ServerIdentity, replication_dsn
 from actors.doors.commands.cli import cause_of
 from actors.doors.commands.wal_relay import STALL_MS, StallDetector, check_system, relay
 from actors.runtime.errors import CorruptData, InvalidUsage

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.runtime.errors import MalformedFrame
+from actors.wal.feedback_codec import encode_feedback
 from actors.wal.lsn import PAGE_BYTES
 from actors.wal.messages import WAL_BYTES_MAX, HotStandbyFeedback, PageserverFeedback
 from actors.wal.replication import (
     StandbyStatus,
     aggregate,
-    encode_feedback,
     keepalive,
     parse_reader,
     piece_bytes,

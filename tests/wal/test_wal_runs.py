@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.runtime.errors import CorruptData
-from actors.wal import records
-from actors.wal import records as runs
+from actors.wal import record_runs, records
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
-from actors.wal.records import MAGICS, RecordScanner, run_of
+from actors.wal.record_runs import run_of
+from actors.wal.records import MAGICS, RecordScanner
 from tests.simulators.wal.made_up import MadeUpLog
 
 SMALL = 1 << 17
@@ -244,9 +244,9 @@ def test_a_run_ends_before_what_is_not_ordinary() -> None:
     short, _ = run_of(data[: begins[500] + 9_000], 0, log.start_lsn, KNOWN, SMALL)
     assert short == begins[500]
     long = MadeUpLog(SEGMENT_BYTES + 40)
-    while len(long.wal) < 2 * runs.RUN_BYTES_MAX:
+    while len(long.wal) < 2 * record_runs.RUN_BYTES_MAX:
         long.record(bytes(500))
     taken, looked = run_of(bytes(long.wal), 0, long.start_lsn, KNOWN, SEGMENT_BYTES)
-    assert looked == runs.RUN_BYTES_MAX
+    assert looked == record_runs.RUN_BYTES_MAX
     assert looked - 600 < taken <= looked
     assert long.start_lsn + taken in {behind for _, behind in long.records}

@@ -26,7 +26,8 @@ from wal_wires import (  # type: ignore[import-not-found]
 from actors.runtime.errors import PenstockError, StorageError, WalRefused
 from actors.runtime.settings import Settings
 from actors.testing.isolation import ActorIsolation
-from actors.wal.files import ControlState
+from actors.wal.acceptor_stores import ControlState
+from actors.wal.feedback_codec import encode_feedback
 from actors.wal.listener import WalSender
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.messages import (
@@ -39,7 +40,6 @@ from actors.wal.messages import (
 )
 from actors.wal.receiver import CopyEnd
 from actors.wal.registry import ReceiverStage
-from actors.wal.replication import encode_feedback
 from actors.wal.startup import StartReplication
 from actors.wal.timeline import WalTimeline, horizon
 from actors.wal.timelines import TimelineRegistry, must_save

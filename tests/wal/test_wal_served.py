@@ -45,6 +45,7 @@ from actors.wal.dialling import (
     start_push,
     start_replication,
 )
+from actors.wal.feedback_codec import encode_feedback
 from actors.wal.following import LogReader
 from actors.wal.framing import (
     PG_VERSION,
@@ -68,7 +69,6 @@ from actors.wal.messages import (
 )
 from actors.wal.proposer import ProposerConfig
 from actors.wal.proposing import propose
-from actors.wal.replication import encode_feedback
 from actors.wal.startup import TenantGrant
 from actors.wal.stream import PgStream
 from actors.wal.timelines import FileTimelineStore, TimelineRegistry

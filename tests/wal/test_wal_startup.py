@@ -28,7 +28,6 @@ from actors.wal.startup import (
     body_bytes,
     parse_command,
     parse_target,
-    split_options,
 )
 
 TENANT = "0123456789abcdef0123456789abcdef"
@@ -119,17 +118,6 @@ def test_options_name_the_timeline() -> None:
         parse_target("-c timeline_id=xyz")
     with pytest.raises(WalRefused, match="tenant"):
         parse_target("tenant_id=../../../../../../../etc/passwd")
-
-
-def test_options_are_cut_at_whitespace_that_is_not_escaped() -> None:
-    assert split_options(r" a\ b\\ c=\d  e ") == ["a b\\", "c=d", "e"]
-    assert split_options("") == []
-
-
-@given(st.lists(st.text(min_size=1, alphabet=st.characters(exclude_characters="\0"))))
-def test_escaped_words_come_back(words: list[str]) -> None:
-    escaped = ["".join(f"\\{c}" if c.isspace() or c == "\\" else c for c in w) for w in words]
-    assert split_options(" ".join(escaped)) == words
 
 
 # -- the handshake ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from actors.runtime.errors import CorruptData, InvalidUsage, StorageError, StoreFull, WalRemoved
-from actors.wal.files import ControlState
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.lsn import PAGE_BYTES
 from actors.wal.storage import FileWal
 from tests.simulators.wal.files import MachineCrashed, MemoryFiles

@@ -11,8 +11,8 @@ import pytest
 from test_wal_served import ELECTED, LOG, START, served  # type: ignore[import-not-found]
 from wal_wires import GREETING, TENANT, TIMELINE, VOTE  # type: ignore[import-not-found]
 
-from actors.wal import codec_v2
 from actors.wal.dialling import AcceptorConnection, start_replication
+from actors.wal.feedback_codec import encode_feedback
 from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,
@@ -21,21 +21,21 @@ from actors.wal.messages import (
     ProposerMessage,
     VoteResponse,
 )
-from actors.wal.replication import encode_feedback
+from tests.kit import proposer_v2
 
 ASKED = "START_WAL_PUSH (proto_version '2', allow_timeline_creation 'true')"
 END = next(end for _, end in LOG.records if end - START > 100)
 
 
 async def say(connection: AcceptorConnection, *messages: ProposerMessage) -> None:
-    await connection.send([codec_v2.encode_proposer(message) for message in messages])
+    await connection.send([proposer_v2.encode_proposer(message) for message in messages])
 
 
 async def hear(connection: AcceptorConnection, size: int) -> Any:
     """The next answer, which has so many bytes."""
     body = await connection.receive()
     assert len(body) == size
-    return codec_v2.decode_acceptor(body)
+    return proposer_v2.decode_acceptor(body)
 
 
 def append(begin: int, end: int, commit: int = 0) -> AppendRequest:

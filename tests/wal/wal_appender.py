@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.simulators`
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.control import create_timeline
-from actors.wal.files import ControlState
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.storage import FileWal
 from tests.simulators.wal.made_up import MadeUpLog

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from actors.runtime.errors import InvalidUsage, StorageError
-from actors.wal.files import ControlState
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.lsn import ALIGNMENT, SEGMENT_BYTES
 
 

@@ -10,7 +10,7 @@ from wal_disks import MemoryControl, MemoryDisk, MemoryWal  # type: ignore[impor
 from actors.runtime.errors import ConnectionBroken, PenstockError
 from actors.testing.isolation import ActorIsolation
 from actors.wal import codec_v3
-from actors.wal.files import ControlState
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.messages import (
     AcceptorMessage,
     AppendRequest,

@@ -19,8 +19,8 @@ import anyio
 import anyio.to_thread
 import pyarrow as pa
 
-from actors.connectors.sources.postgres_names import identifier, literal
 from actors.doors.client.client import Client, concatenate_pieces
+from actors.model.pgwire.quoting import quote_literal, quote_name
 from actors.model.plan.schema import TIME
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.progress import Time
@@ -262,13 +262,13 @@ def definitions() -> list[str]:
     """Return the statements that create the tables."""
     made = []
     for name, (columns, key) in TABLES.items():
-        parts = [f"{identifier(column)} {_TYPES[type_]}" for column, type_ in columns.items()]
+        parts = [f"{quote_name(column)} {_TYPES[type_]}" for column, type_ in columns.items()]
         if key:
-            parts.append(f"PRIMARY KEY ({', '.join(map(identifier, key))})")
-        made.append(f"CREATE TABLE {identifier(name)} ({', '.join(parts)})")
+            parts.append(f"PRIMARY KEY ({', '.join(map(quote_name, key))})")
+        made.append(f"CREATE TABLE {quote_name(name)} ({', '.join(parts)})")
         if not key:
             # Without a key a change must send the whole old row: nothing else identifies it.
-            made.append(f"ALTER TABLE {identifier(name)} REPLICA IDENTITY FULL")
+            made.append(f"ALTER TABLE {quote_name(name)} REPLICA IDENTITY FULL")
     return [*made, f"CREATE TABLE {PLAYED} (number bigint PRIMARY KEY)"]
 
 
@@ -277,7 +277,7 @@ def statements(number: int, deltas: Sequence[FlightDelta]) -> str:
     parts = [f"INSERT INTO {PLAYED} VALUES ({number})"]
     for delta in deltas:
         if delta.insert is not None:
-            parts.append(f"INSERT INTO {identifier(delta.table)} {_values(delta, delta.insert)}")
+            parts.append(f"INSERT INTO {quote_name(delta.table)} {_values(delta, delta.insert)}")
         if delta.update is not None:
             parts.append(_update(delta, delta.update))
     return "; ".join(["BEGIN", *parts, "COMMIT"])
@@ -286,13 +286,13 @@ def statements(number: int, deltas: Sequence[FlightDelta]) -> str:
 def _update(delta: FlightDelta, rows: pa.Table) -> str:
     columns, key = TABLES[delta.table]
     names = rows.column_names
-    sets = [f"{identifier(name)} = new.{identifier(name)}" for name in names if name not in key]
-    same = [f"old.{identifier(name)} = new.{identifier(name)}" for name in key]
+    sets = [f"{quote_name(name)} = new.{quote_name(name)}" for name in names if name not in key]
+    same = [f"old.{quote_name(name)} = new.{quote_name(name)}" for name in key]
     # Casts: PostgreSQL would take a column of NULLs for text.
-    typed = [f"{identifier(name)}::{_TYPES[columns[name]]}" for name in names]
-    listed = ", ".join(map(identifier, names))
+    typed = [f"{quote_name(name)}::{_TYPES[columns[name]]}" for name in names]
+    listed = ", ".join(map(quote_name, names))
     return (
-        f"UPDATE {identifier(delta.table)} AS old SET {', '.join(sets)} FROM "
+        f"UPDATE {quote_name(delta.table)} AS old SET {', '.join(sets)} FROM "
         f"(SELECT {', '.join(typed)} FROM ({_values(delta, rows)}) AS given ({listed})) AS new "
         f"WHERE {' AND '.join(same)}"
     )
@@ -312,7 +312,7 @@ def _literal(value: Any, type_: str) -> str:
         return "NULL"
     if type_ == "timestamp":
         value = (_EPOCH + timedelta(microseconds=value)).isoformat()
-    return str(value) if type_ == "bigint" else literal(str(value))
+    return str(value) if type_ == "bigint" else quote_literal(str(value))
 
 
 def as_postgres_writes(sql: str) -> str:

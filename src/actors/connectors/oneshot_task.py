@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Protocol, TypeAlias, assert_never
+from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 import anyio
 import msgspec
@@ -36,6 +36,9 @@ from actors.runtime.errors import InvalidUsage, PenstockError, StorageError, to_
 from actors.runtime.kernel import Actor, ActorAddress
 from actors.runtime.progress import ShardId
 from actors.runtime.settings import Settings
+
+PART_TIMEOUT_MS: Final = 60_000
+"""A part that the store has not taken by then fails its copy."""
 
 log = logging.getLogger("penstock.ingest")
 
@@ -192,16 +195,15 @@ class OneshotTask(Actor[_Message]):
     def _write(self) -> None:
         rows = pa.concat_tables(self._gathered)
         self._gathered, self._bytes, self._writing = [], 0, True
-        limit_ms = self._settings.copy_part_timeout_ms
 
         async def write() -> _Wrote:
             # Shielded: a thread that writes cannot be cancelled, and its parts would be orphans.
-            with anyio.move_on_after(limit_ms / 1000, shield=True):
+            with anyio.move_on_after(PART_TIMEOUT_MS / 1000, shield=True):
                 # Staged without a time: the append places them at one, so nothing is written twice.
                 self._parts += await self._persist.stage_parts(self._shard, rows)
                 return _Wrote()
             raise StorageError(
-                f"the store has not taken a part within {limit_ms} ms (copy_part_timeout_ms)",
+                f"the store has not taken a part within {PART_TIMEOUT_MS} ms",
                 determinate=True,
             )
 

@@ -2,7 +2,7 @@
 
 Theory of operation. When writes are allowed, the task opens the sink, which returns the upper that
 is durable outside; sets the shard's hold ``sink/ID`` there, and reads from there on: first the
-contents, then changes. A batch reaches up to a sealed time (`sinks.sink`). Its parts are read
+contents, then changes. A batch reaches up to a sealed time (`sink_batches`). Its parts are read
 one by one, consolidated (on disk beyond a limit of memory), written piece by piece, and committed;
 then the hold advances. All of it is one effect, one step after another.
 
@@ -40,10 +40,10 @@ from actors.connectors.sinks.messages import (
     StopSink,
     hold_of,
 )
-from actors.connectors.sinks.sink import (
+from actors.connectors.sinks.sink import SinkConnector
+from actors.connectors.sinks.sink_batches import (
     EmptyStretch,
     ListedBatch,
-    SinkConnector,
     SinkCut,
     choose_batch,
     move_out_of_stretches,
@@ -54,7 +54,7 @@ from actors.durable.arrangement.gathered import GatheredUpdates, check_positive
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.model.plan.updates import advance, between, sliced, split_errors
 from actors.model.protocol.internal import WritesAllowed
-from actors.runtime.errors import InvalidUsage, PenstockError
+from actors.runtime.errors import ERROR_TEXT_BYTES_MAX, InvalidUsage, PenstockError
 from actors.runtime.kernel import Actor, ActorAddress, ActorClock, RunningEffect
 from actors.runtime.progress import EMPTY, TIME_MAX, Frontier, ObjectId, Time, format_frontier
 from actors.runtime.settings import Settings
@@ -171,7 +171,7 @@ class SinkTask(Actor[_Message]):
 
     def _end(self, error: PenstockError | None) -> None:
         if error is not None:
-            text = str(error).encode()[: self._settings.error_text_bytes_max]
+            text = str(error).encode()[:ERROR_TEXT_BYTES_MAX]
             self._tell(
                 SinkStatus(
                     self._work.id,

@@ -13,7 +13,7 @@ Rules
   died while it ran alone fails with `JobTooLarge`, and is refused for a while
   (`actors.engine.spark_executor`).
 - A cancel answers its caller at once. The job's slot in the child is free when the child confirms;
-  a child that does not within `engine_cancel_timeout_ms` is replaced.
+  a child that does not within `CANCEL_TIMEOUT_MS` is replaced.
 - Messages of a child carry its number: those of a predecessor are ignored.
 - If the engine cannot be started, waiting jobs fail with `EngineUnavailable`: at once if it never
   was up, else after `START_FAILURES_MAX` failures in a row. The start is retried.
@@ -21,9 +21,7 @@ Rules
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from fractions import Fraction
@@ -32,6 +30,7 @@ from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
+from actors.engine.spark.job_quarantine import JobQuarantine
 from actors.engine.spark.launch import EngineProcess, launch, make_clean_folder
 from actors.model.plan.job_log import JobLog
 from actors.model.plan.jobs import (
@@ -50,9 +49,7 @@ from actors.model.plan.jobs import (
     LocateConnect,
     PlanPrepared,
     PreparePlan,
-    RehearseSteps,
     RowsDone,
-    RunStep,
     SubmitJob,
     kind_of,
 )
@@ -60,7 +57,6 @@ from actors.runtime.errors import (
     ConnectionBroken,
     EngineUnavailable,
     InvalidUsage,
-    JobTooLarge,
     OperationCanceled,
     PenstockError,
     ResourceBusy,
@@ -71,83 +67,7 @@ from actors.runtime.kernel import Actor, ActorClock, RunningEffect
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TRACEPARENT, with_context
 
-# -- Jobs that ended the engine, which are not run again for a while -------------------------------
-# A job is known by its content: the same rows and the same texts, whoever asks. So half of a step
-# that was too large is another job. After the pause the job is run once more, alone; each kill
-# doubles the pause, and one good run ends it.
-
-
-KILLERS_MAX: Final = 256
-
-
-class _Killer(msgspec.Struct):
-    text: str
-    kills: int
-    until_ms: float
-
-
-class JobQuarantine:
-    """The jobs that are known to end the engine, and the dataflows that they were for."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._killers: OrderedDict[bytes, _Killer] = OrderedDict()
-        self._dataflows: set[str] = set()
-
-    def __len__(self) -> int:
-        return len(self._killers)
-
-    def find_refusal(self, job: Job, now_ms: float) -> JobTooLarge | None:
-        """Return the error of a job that must not be run yet; None if it may run."""
-        killer = self._killers.get(_content_of(job)) if self._killers else None
-        if killer is None or now_ms >= killer.until_ms:
-            return None
-        seconds = math.ceil((killer.until_ms - now_ms) / 1000)
-        return JobTooLarge(f"{killer.text}; it is not run again for {seconds} s")
-
-    def is_suspect(self, job: Job) -> bool:
-        """Return whether a job must run alone and is given up at its first kill: it, or another
-        of its dataflow, has ended the engine before."""
-        if not self._killers:
-            return False
-        return _dataflow_of(job) in self._dataflows or _content_of(job) in self._killers
-
-    def convict(self, job: Job, text: str, now_ms: float) -> JobTooLarge:
-        """Record that a job ended the engine, and return the error that tells of it."""
-        content = _content_of(job)
-        # Put in anew, at the end: the bound drops the jobs that killed least lately.
-        before = self._killers.pop(content, None)
-        kills = 1 if before is None else before.kills + 1
-        until_ms = now_ms + self._settings.engine_killer_retry_ms(kills)
-        self._killers[content] = _Killer(text, kills, until_ms)
-        while len(self._killers) > KILLERS_MAX:
-            self._killers.popitem(last=False)
-        if dataflow := _dataflow_of(job):
-            # The dataflow's next job has another content and may end the engine as well.
-            self._dataflows.add(dataflow)
-        return JobTooLarge(text)
-
-    def acquit(self, job: Job) -> None:
-        """Record that a job ran to its end."""
-        if self._killers:
-            self._killers.pop(_content_of(job), None)
-            self._dataflows.discard(_dataflow_of(job))
-
-    def forget(self, dataflow: str) -> None:
-        """Forget a dataflow that is gone."""
-        self._dataflows.discard(dataflow)
-
-
-def _dataflow_of(job: Job) -> str:
-    return job.dataflow if isinstance(job, RunStep | PreparePlan | RehearseSteps) else ""
-
-
-def _content_of(job: Job) -> bytes:
-    """Return a digest of a job without its id."""
-    bare = msgspec.structs.replace(job, job_id="")
-    return hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=16).digest()
-
-
+CANCEL_TIMEOUT_MS: Final = 30_000
 START_FAILURES_MAX: Final = 3
 DEATHS_OUTSIDE: Final = 3
 """Number of SIGKILLs that count as one death.
@@ -393,7 +313,7 @@ class SparkExecutor(Actor[_Message]):
         self._fail(flying, OperationCanceled(f"job {job_id} was canceled"))
         self._send(CancelChildJob(job_id))
         overdue = _CancelOverdue(self._number, job_id)
-        flying.overdue = self.ctx.after(self._settings.engine_cancel_timeout_ms, overdue)
+        flying.overdue = self.ctx.after(CANCEL_TIMEOUT_MS, overdue)
 
     def _fail(self, entry: _Entry, error: PenstockError) -> None:
         """Answer a job with an error."""

@@ -12,6 +12,8 @@ import errno
 from collections.abc import Iterable
 from typing import Final
 
+ERROR_TEXT_BYTES_MAX: Final = 4_096
+"""Bytes of an error's text that is kept or sent."""
 NO_STEP: Final = "step size cannot equal zero"
 """PostgreSQL's error for a series without a step: Spark is made to raise it, and its SQLSTATE is
 found by it."""

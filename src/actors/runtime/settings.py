@@ -17,7 +17,6 @@ from typing import Any, Final, Literal
 import msgspec
 
 from actors.runtime.errors import BadSettings, nearest_hint
-from actors.runtime.threshold_probes import KERNEL_LIMITS
 
 FRAME_OVERHEAD_BYTES = 4096
 """Bytes of a frame beside a result: names, trace context, names of fields."""
@@ -41,7 +40,7 @@ LIST_SETTINGS: Final = (*BUCKET_SETTINGS, "engine_environment")
 """Settings that are lists; in text: separated by commas."""
 ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 """Name of a variable of the environment; with a star: all that begin so."""
-MAPPINGS: Final = ("spark_conf", "kernel_limits")
+MAPPINGS: Final = ("spark_conf",)
 """Settings with names of their own: from a TOML file alone, not from the environment."""
 
 
@@ -89,8 +88,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """True if PostgreSQL's clients on this machine may stay unencrypted although TLS is set."""
     sql_rows_bytes_max: int = 256 * 1024 * 1024
     """Bytes of rows that one SQL statement, or one transaction, changes."""
-    sql_write_attempts_max: int = 20
-    """Attempts of an UPDATE, DELETE or MERGE while other sessions change the same rows."""
     sql_followed_queries_max: int = 64
     """Queries that SUBSCRIBE follows by views of their own, at a time."""
     cluster_listen: str = ""
@@ -110,7 +107,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     long for the other's next step, before it makes that step itself."""
 
     # mailboxes and frames
-    mailbox_messages_max: int = 1024
     frame_bytes_max: int = 64 * 1024 * 1024
     engine_frame_bytes_max: int = 512 * 1024 * 1024
     connections_max: int = 64
@@ -146,7 +142,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     index_history_ms: int = 60_000
     """History for which an index serves reads; older ones are read from the shard."""
     oracle_reserve_ms: int = 5_000
-    read_ahead_ms_max: int = 60_000
     peek_deadline_ms: int = 30_000
     query_deadline_ms: int = 300_000
     """A query's rows must be there by then, unless it says otherwise."""
@@ -190,8 +185,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     filter_audit_one_in: int = 100
     """Share of the parts that a filter by statistics leaves out: one in so many is read all the
     same, to prove the filter right."""
-    filter_audit_bytes_max: int = 128 * 1024 * 1024
-    """The same in bytes, of one input of one dataflow, beside one in so many of what it reads."""
     decoded_parts_bytes_max: int = 32 * 1024 * 1024
     """Size of parts kept as they were decoded or written, for readers at about the same time."""
     batches_per_shard_max: int = 24
@@ -258,8 +251,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Hidden aggregate state up to this many groups goes into a step whole (one stratum less)."""
     hydrations_max: int = 4
     """Dataflows that read their first contents at a time; further ones wait suspended."""
-    hydration_slot_ms: int = 10_000
-    """Time after which one that still reads them lets one more begin; as many go on so at most."""
     retry_delay_ms_min: int = 50
     retry_delay_ms_max: int = 10_000
     result_bytes_max: int = 48 * 1024 * 1024
@@ -273,7 +264,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     subscribe_inflight_bytes_max: int = 16 * 1024 * 1024
     subscribe_idle_ms: int = 60_000
     """A subscriber that takes nothing of what waits for it for so long is cut off."""
-    error_text_bytes_max: int = 4096
     log_rows_max: int = 1024
     """Steps, and jobs of the engine, that are remembered for the relations of the service."""
 
@@ -311,8 +301,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # copies from files
     copy_parts_max: int = 4_096
     """Parts of one copy into a table; each holds about `source_inflight_bytes_max` of rows."""
-    copy_part_timeout_ms: int = 60_000
-    """A part that the store has not taken by then fails its copy."""
     copy_keyed_rows_max: int = 1_000_000
     """Rows of one copy into a table with a PRIMARY KEY: their keys are looked up when it is
     appended."""
@@ -352,9 +340,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spark_master: str = "local[*]"
     spark_driver_memory: str = "2g"
     spark_conf: dict[str, str] = {}
-    kernel_limits: dict[str, int] = {}
-    """Limits by which pure functions choose between two ways to one result, for the whole process
-    and its engine: names and greatest values are in `runtime.threshold_probes`. For tests."""
     engine_environment: tuple[str, ...] = ()
     """Further variables of the service's environment that Spark and users' functions have, beside
     those that Spark, Java, Python and the store of parts need. A name that ends in `*` stands for
@@ -370,41 +355,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run there fail with `JobTooLarge`. 0: no limit."""
     engine_niceness: int = 0
     """Niceness of an engine's processes; see nice(1)."""
-    engine_cancel_timeout_ms: int = 30_000
-    """An engine that still runs a canceled job by then is replaced."""
     engine_inline_bytes_max: int = 8 * 1024 * 1024
-    """Rows above this size go to the engine as a file."""
+    """Rows above this size go to the engine as a file; a job of fewer runs in one partition."""
     engine_part_copies: bool = False
     """Copy large parts of a bucket into scratch for Spark, in place of having Spark read them
     there: for a Spark that cannot reach the bucket, and sees the state directory."""
     engine_shuffle_partitions_max: int = 1_000
     """Partitions of an exchange of a large job on a cluster: as many as it has cores, at most these
     and at least two. Spark joins small ones while it runs."""
-    engine_scan_task_bytes: int = 64 * 1024 * 1024
-    """Decoded size of the parts of a bucket that one task of Spark reads."""
     engine_collected_bytes_max: int = 32 * 1024 * 1024
     """Bounds what a step reads for its answer to be collected by Spark's driver: beyond it, rows
     that no grouping makes fewer go into files, and so do answers of more rows than fit into
     twice as much."""
     engine_plan_nodes_max: int = 400
     """Nodes of one Spark plan of strata that run together; larger ones are done in pieces."""
-    engine_statement_bytes_max: int = 2 * 1024 * 1024
-    """Length of one SQL text; a job with a larger one is refused with `JobTooLarge`, and never
-    sent."""
-    engine_nesting_max: int = 1_000
-    """Brackets within brackets in an SQL text: over several thousand Spark's parser works for
-    minutes before its stack overflows. Refused in the same way."""
-    view_tree_nodes_max: int = 100_000
-    """Nodes of the plan that Spark makes of a view's text, expressions among them; a view of more
-    is recomputed."""
     view_plan_nodes_max: int = 8_000
     """Nodes of all pieces of a step in which all inputs change; a view that needs more is
     recomputed."""
     engine_attempts_max: int = 2
     """A job during which the engine dies this often, with nothing beside it, is given up with
     `JobTooLarge`."""
-    step_attempts_max: int = 3
-    """A view's step that fails so often in the same way is its error, unless something was lost."""
     engine_killer_retry_ms_min: int = 60_000
     """Pause before such a job is run again, and the view that it is for is computed: once, alone.
     The pause doubles each time that the job kills again."""
@@ -442,8 +412,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connect_inline_bytes_max: int = 8 * 1024 * 1024
     """Rows of objects that go to Spark inside a plan; larger contents are read by Spark from the
     shard's files."""
-    connect_insert_bytes_max: int = 64 * 1024 * 1024
-    """Rows that one write of a DataFrame inserts into a table."""
 
     # who may connect; see `actors.runtime.transport.security`
     identity: str = ""
@@ -493,12 +461,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     read."""
     wal_replies_max: int = 16
     """Replies to one proposer that are not yet written to its socket; then its messages wait."""
-    wal_flush_ms: int = 1_000
-    """Interval at which the log of a proposer that never pauses is flushed at least."""
-    wal_slow_ms: int = 5_000
-    """A message that waits for room for so long is warned of."""
-    wal_sample_ms: int = 5_000
-    """Interval at which the queue of each proposer's connection is measured."""
     wal_idle_timeout_ms: int = 600_000
     """A peer that sends nothing for so long is given up."""
     wal_save_ms: int = 300
@@ -509,8 +471,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     wal_peers: str = ""
     """The other acceptors of its logs: host:port,host:port; empty: the members that a timeline's
     configuration names."""
-    wal_peer_interval_ms: int = 1_000
-    """Interval at which peers are asked for their positions."""
     wal_blob_url: str = ""
     """URL of a store that keeps committed whole segments; see `actors.durable.persist.places`.
     Empty: they are kept nowhere else, and none is removed here."""
@@ -524,21 +484,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """An acceptor waits so long for each that comes before it; then it keeps a segment itself."""
     wal_blob_timeout_ms: int = 60_000
     """Timeout of one segment, written and read back, or read."""
-    wal_blob_segments_max: int = 4
-    """Segments that were read back for readers of the log and stay in memory (16 MiB each)."""
 
     # the WAL's proposers: `penstock wal push`, `relay`
     wal_heartbeat_ms: int = 1_000
     """Time after the last message to an acceptor at which it is sent an empty one."""
     wal_silence_ms: int = 10_000
     """An acceptor that owes a message for so long is hung up on, and dialled anew."""
-    wal_donor_absent_ms: int = 30_000
-    """While the only acceptor with the log's end is away for so long a proposer gives up; the
-    next one campaigns without it."""
-    wal_fetch_timeout_ms: int = 10_000
-    """Timeout of a piece of log that is read from one acceptor for another."""
-    wal_redial_ms_max: int = 5_000
-    """The pause before an acceptor is dialled again grows from `retry_delay_ms_min` to this."""
 
     # the process
     pin_cores: bool = False
@@ -556,14 +507,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """host:port of the pages for monitors: measures, health and readiness; empty: none."""
     http_connections_max: int = 32
     """Connections to these pages at a time; beyond it the one that has waited longest is ended."""
-    http_request_bytes_max: int = 8_192
-    """Size of a request to these pages without its body."""
-    http_request_timeout_ms: int = 5_000
-    """Timeout of such a connection, from its beginning to its end."""
-    readiness_timeout_ms: int = 2_000
-    """A part of the service that has not answered by then is not ready."""
-    readiness_fresh_ms: int = 500
-    """Time for which an answer about readiness serves further requests."""
 
     # stopping
     shutdown_deadline_ms: int = 15_000
@@ -690,16 +633,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
         return relations
 
-    def _check_kernel_limits(self) -> None:
-        for name, value in self.kernel_limits.items():
-            known = KERNEL_LIMITS.get(name)
-            if known is None:
-                raise BadSettings(f"kernel_limits: there is no {name!r}")
-            if not 1 <= value <= known.default:
-                raise BadSettings(
-                    f"kernel_limits: {name} = {value}: must lie between 1 and {known.default}"
-                )
-
     def _check_spark_conf(self) -> None:
         # Spark would put variables of the engine's environment into every text of every user.
         name = "spark.sql.variable.substitute"
@@ -720,7 +653,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def check(self) -> None:
         """Raise `BadSettings` when a limit is out of range or two contradict each other."""
         self._check_numbers()
-        self._check_kernel_limits()
         self._check_spark_conf()
         relations = [
             *(

@@ -13,6 +13,8 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 from opentelemetry.trace import SpanKind
 
+M = TypeVar("M")
+
 TRACEPARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
 """The sampled context of the message being handled: envelopes made meanwhile inherit it.
 Set by `activate_context` alone."""
@@ -42,9 +44,6 @@ def deactivate_context(token: Token[str | None]) -> None:
     """End what `activate_context` began."""
     HELD.blocks -= 1
     TRACEPARENT.reset(token)
-
-
-M = TypeVar("M")
 
 
 class TracedMessage(msgspec.Struct, Generic[M], gc=False):

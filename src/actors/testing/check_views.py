@@ -30,13 +30,14 @@ from actors.runtime.errors import InvalidUsage, PenstockError
 from actors.runtime.kernel import ActorAddress, ActorSystem
 from actors.runtime.kernel.clock import ActorClock
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import LIMIT_RESERVE, use_kernel_limits
 from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, ViewResult, first_line
 from actors.testing.drawn_settings import (
     ENGINE_SETTINGS,
     SMALL_VALUES,
+    draw_constants,
     draw_settings,
     drawn_text,
+    use_constants,
 )
 from actors.testing.view_scripts import ViewScript, for_release, parse_script
 
@@ -115,12 +116,14 @@ async def _main(command: CheckCommand, settings: Settings) -> int:
     many_rows = command.base > 0
     if len(scripts) <= SCRIPTS_FEW and not many_rows:
         settings = for_short_lives(settings)
-    chosen = with_drawn_engine(settings, command.seed, plans_once=False, many_rows=many_rows)
+    chosen = with_drawn_engine(settings, command.seed, plans_once=False)
 
     async def check(place: CheckPlace, show: Show) -> CheckReport:
         return await check_scripts(scripts, place, options, show=show)
 
-    return await report_on_spark(check, settings, chosen, command.seed, command.json)
+    return await report_on_spark(
+        check, settings, chosen, command.seed, command.json, many_rows=many_rows
+    )
 
 
 async def report_on_spark(
@@ -129,17 +132,21 @@ async def report_on_spark(
     chosen: Settings,
     seed: int,
     json: Path | None = None,
+    *,
+    many_rows: bool = False,
 ) -> int:
     """Run `check` on an engine on Spark, print each result and a summary, and write all of them to
     `json`. Return 0 when all is well, else 1.
 
-    The engine has the settings `chosen`; what was drawn of them, against those `given`, is printed.
+    The engine has the settings `chosen`; what was drawn of them, against those `given`, is printed,
+    as are the constants (`drawn_constants`).
     """
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         async with ActorSystem(seed=seed) as system:
             with _shown() as show:
-                use_kernel_limits(chosen.kernel_limits)
-                text = drawn_text(given, chosen)
+                constants = drawn_constants(seed, many_rows=many_rows)
+                use_constants(constants)
+                text = f"{drawn_text(given, chosen)}; {constants}"
                 sys.stdout.write(f"seed {seed}, engine's settings: {text}\n")
                 try:
                     report = await check(place_on_spark(system, chosen, Path(folder)), show)
@@ -187,20 +194,23 @@ def for_plans_run_once(settings: Settings, seed: int) -> Settings:
     return msgspec.structs.replace(settings, spark_conf=conf | given, **limits)
 
 
-def with_drawn_engine(
-    settings: Settings, seed: int, *, plans_once: bool, many_rows: bool = False
-) -> Settings:
-    """Return settings of which those that an engine takes at its start, and the kernel limits, are
-    drawn; the others are drawn for each script. `plans_once`: see `for_plans_run_once`. With
-    `many_rows` kernel limits are not drawn: a piece for every few of them takes too long."""
+def with_drawn_engine(settings: Settings, seed: int, *, plans_once: bool) -> Settings:
+    """Return settings of which those that an engine takes at its start are drawn; the others are
+    drawn for each script. `plans_once`: see `for_plans_run_once`."""
     kept = SMALL_VALUES.keys() - ENGINE_SETTINGS
     if plans_once:
         settings = for_plans_run_once(settings, seed)
         if seed % PREPARED_EVERY:
             kept |= {"prepared_slot_bytes_max", "engine_plan_nodes_max"}
-    drawn = draw_settings(f"engine {seed}", settings, kept, limits=not many_rows)
-    reserve = {LIMIT_RESERVE.name: random.Random(f"reserve {seed}").choice(SMALL_RESERVES)}
-    return msgspec.structs.replace(drawn, kernel_limits=drawn.kernel_limits | reserve)
+    return draw_settings(f"engine {seed}", settings, kept)
+
+
+def drawn_constants(seed: int, *, many_rows: bool) -> dict[str, Any]:
+    """Return the constants of a run; of one over many rows only the reserve of a limit, since a
+    piece for every few of them takes too long."""
+    drawn = {} if many_rows else draw_constants(f"engine {seed}")
+    reserve = random.Random(f"reserve {seed}").choice(SMALL_RESERVES)
+    return drawn | {"engine.views.rule_top.RESERVE_ROWS": reserve}
 
 
 def place_on_spark(system: ActorSystem, settings: Settings, folder: Path) -> CheckPlace:

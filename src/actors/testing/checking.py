@@ -462,7 +462,7 @@ class CheckedScript:
         kept = {*LIVE_SETTINGS, *ENGINE_SETTINGS}
         # A shrunk script is named "<original>.<suffix>" and must draw the original's settings.
         seed = f"{self._options.seed} {Path(self.script.path).name.partition('.')[0]}"
-        drawn = draw_settings(f"{seed} {moment}", base, kept, limits=False)
+        drawn = draw_settings(f"{seed} {moment}", base, kept)
         self._settings_text[moment] = drawn_text(base, drawn)
         return drawn
 

@@ -1,27 +1,31 @@
 """Settings drawn from a seed, so that small data take the paths of large data.
 
-Each threshold (`actors.runtime.threshold_probes`) keeps its default in `DEFAULT_SHARE` of all
-draws; else it takes one of a few small values, so small that ten rows lie beyond it. A setting
-draws from a stream of its own, so that one more setting leaves the draws of all others unchanged;
-and a value that contradicts those drawn before it (`Settings.check`) is left out.
+Each setting by which a threshold decides (`actors.runtime.threshold_probes`) keeps its default in
+`DEFAULT_SHARE` of all draws; else it takes one of a few small values, so small that ten rows lie
+beyond it. A setting draws from a stream of its own, so that one more setting leaves the draws of
+all others unchanged; and a value that contradicts those drawn before it (`Settings.check`) is left
+out. The constants by which a module chooses between two ways to one result, or cuts data into
+pieces (`SMALL_CONSTANTS`), are drawn in the same way, for this process alone.
 
 The same seed draws the same settings: a run is replayed by its seed alone.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
 import msgspec
 
+from actors.durable.arrangement.arrangement import ArrangementLimits
 from actors.runtime.errors import BadSettings
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import KERNEL_LIMITS, use_kernel_limits
 from actors.testing.patience import PATIENCE_MS
 
 SEED_VARIABLE: Final = "DRAWN_SETTINGS_SEED"
@@ -64,24 +68,53 @@ SMALL_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
 }
 """Values of settings far below their defaults."""
 
-LEAST_LIMITS: Final[Mapping[str, int]] = {
-    "arrangement_block_bytes": 1_000,
-    "arrangement_memory_bytes": 500,
-    "arrangement_run_bytes": 300,
-    "compaction_hashed_rows": 16,
-    "hashed_bytes": 50,
-    "hydration_piece_rows": 5,
-    "part_row_group_rows": 3,
-    "sliced_rows": 5,
-    "view_slice_rows": 5,
-    "frame_slice_bytes": 500,
-    "gathered_bytes": 1_000,
-    "file_piece_bytes": 500,
-    "sink_file_bytes": 2_000,
-    "plan_shared_nodes": 4,
-    "engine_relation_bytes": 2_000,
+SMALL_CONSTANTS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "durable.persist.part_lists.LOOP_BYTES_MAX": (1, 65),
+    "durable.persist.part_store.LOOP_BYTES_MAX": (1, 65),
+    "durable.persist.parts.ROW_GROUP_ROWS": (3, 131),
+    "durable.persist.group_commit.SETS_MAX": (1, 8),
+    "durable.persist.compaction.FILE_BUDGETS_MAX": (1,),
+    "durable.persist.compaction.HASHED_ROWS": (16,),
+    "durable.persist.filtering.KEYS_MAX": (1, 8),
+    "durable.arrangement.arrangement.DEFAULT_LIMITS": (
+        ArrangementLimits(memory_run_bytes_max=300, memory_bytes_max=500, memory_runs_max=1),
+        ArrangementLimits(memory_run_bytes_max=1_000, block_bytes=1_000),
+        ArrangementLimits(memory_bytes_max=4_000, memory_runs_max=3, block_bytes=67_000),
+    ),
+    "durable.arrangement.gathered.HELD_BYTES_MAX": (1_000, 8_000),
+    "durable.arrangement.hashing.STRETCH_BYTES": (50, 1_000),
+    "durable.arrangement.reading.RESIDENT_BYTES_MAX": (1, 67_000),
+    "durable.arrangement.reading.SLICE_ROWS": (5, 65),
+    "model.plan.updates.FEW_ROWS": (1, 8),
+    "model.plan.updates.SAMPLE_ROWS": (1, 8),
+    "model.plan.updates.SLICE_ROWS": (5, 65),
+    "model.protocol.row_finishing.SORTED_ROWS_MIN": (1, 8),
+    "engine.views.operators.SHARED_NODES_MAX": (4, 8),
+    "engine.views.rule_top.RESERVE_ROWS": (1, 8),
+    "connectors.sinks.delta.FILE_BYTES_TARGET": (2_000, 67_000),
+    "connectors.sinks.delta_rewrite.FILE_BYTES_TARGET": (2_000, 67_000),
+    "connectors.sinks.delta_rewrite.HELD_BYTES_MAX": (1, 33_000),
+    "connectors.sinks.delta_rewrite.SMALL_FILES_MAX": (1, 8),
+    "connectors.sinks.parquet.FILE_BYTES_TARGET": (2_000, 67_000),
+    "connectors.sources.file_reading.PIECE_BYTES": (500, 8_000),
+    "fetch_task.LOOP_ROWS_MAX": (1, 20),
+    "replica.compute.peeks.POINT_ROWS_MAX": (1, 8),
+    "replica.dataflow.engine.LOOP_ROWS_MAX": (1, 8),
+    "replica.dataflow.held_changes.HELD_BYTES_MAX": (1, 8_000),
+    "replica.dataflow.first_contents.PIECE_ROWS": (5, 500),
+    "replica.dataflow.passthrough.SUMMED_BYTES_MAX": (1_000, 8_000),
+    "replica.dataflow.touched.DUE_BUCKETS_MAX": (1, 8),
+    "replica.dataflow.view.QUIET_STEPS": (1,),
+    "runtime.transport.connection.SLICE_BYTES": (500, 1_000),
+    "runtime.transport.stream.SLICE_BYTES": (500, 1_000),
+    "control.controller.reads.rows_at_hand.LOOP_KEYS_MAX": (1, 8),
+    "control.controller.tables.commit.LOOP_BYTES_MAX": (1, 16),
+    "control.controller.tables.table_arrangements.LOOP_ROWS_MAX": (1, 8),
+    "control.controller.tables.table_arrangements.UNFED_ROWS_MAX": (1, 8),
+    "control.controller.tables.table_writer.GROUP_WRITES_MAX": (1, 8),
+    "doors.sql_session.long_texts.LOOP_CHARACTERS_MAX": (1, 8),
 }
-"""Least values of kernel limits whose smaller values cost far more than they reveal."""
+"""Constants below `actors`, and values of them far below their own."""
 
 COSTLY_SETTINGS: Final = frozenset(
     {
@@ -105,17 +138,8 @@ ENGINE_SETTINGS: Final = frozenset(
 """Settings that an engine takes once, when it starts."""
 
 
-def small_limits(name: str) -> tuple[int, ...]:
-    """Return the small values of a kernel limit, ascending."""
-    default, least = KERNEL_LIMITS[name].default, LEAST_LIMITS.get(name, 1)
-    return tuple(sorted({min(default, max(least, each)) for each in (least, 8, default // 1_000)}))
-
-
-def draw_settings(
-    seed: object, base: Settings, kept: Collection[str] = (), *, limits: bool = True
-) -> Settings:
-    """Return `base` with thresholds drawn by `seed`: all of `SMALL_VALUES` but those in `kept`,
-    and, with `limits`, the kernel limits."""
+def draw_settings(seed: object, base: Settings, kept: Collection[str] = ()) -> Settings:
+    """Return `base` with settings drawn by `seed`: all of `SMALL_VALUES` but those in `kept`."""
     made = base
     for name, values in SMALL_VALUES.items():
         if name in kept:
@@ -129,15 +153,6 @@ def draw_settings(
         except BadSettings:
             continue
         made = candidate
-    if not limits:
-        return made
-    drawn = dict(base.kernel_limits)
-    for name in KERNEL_LIMITS:
-        dice = random.Random(f"limit {name} {seed}")
-        if dice.random() >= DEFAULT_SHARE:
-            drawn[name] = dice.choice(small_limits(name))
-    made = msgspec.structs.replace(made, kernel_limits=drawn)
-    made.check()
     return made
 
 
@@ -145,8 +160,9 @@ def draw_for_test(
     base: Settings, kept: Collection[str] = (), *, many_rows: bool = False
 ) -> Settings:
     """Return settings drawn as `draw_settings` does, seeded by the running test's name and the
-    environment's `SEED_VARIABLE` (0 without). `many_rows`: without the `COSTLY_SETTINGS`, and
-    without kernel limits. Prints the draw to stderr, which pytest shows of a failure.
+    environment's `SEED_VARIABLE` (0 without); and draw the constants until `restore_constants`.
+    `many_rows`: without the `COSTLY_SETTINGS` and the constants. Prints the draw to stderr, which
+    pytest shows of a failure.
 
     Deadlines that `base` leaves as they are become as long as a test waits: a disk or a machine may
     stand still for longer than a user would wait.
@@ -159,8 +175,11 @@ def draw_for_test(
         name: PATIENCE_MS for name in DEADLINES if getattr(base, name) == getattr(AS_GIVEN, name)
     }
     base = msgspec.structs.replace(base, **waits)
-    made = draw_settings(f"{seed} {test}", base, kept, limits=not many_rows)
-    print(f"{SEED_VARIABLE}={seed} {test}: {drawn_text(base, made)}", file=sys.stderr)
+    made = draw_settings(f"{seed} {test}", base, kept)
+    constants = {} if many_rows else draw_constants(f"{seed} {test}")
+    use_constants(constants)
+    text = drawn_text(base, made)
+    print(f"{SEED_VARIABLE}={seed} {test}: {text}; {constants}", file=sys.stderr)
     return made
 
 
@@ -171,21 +190,53 @@ def drawn_text(base: Settings, drawn: Settings) -> str:
         for name in SMALL_VALUES
         if getattr(drawn, name) != getattr(base, name)
     ]
-    pairs += [
-        f"kernel_limits.{name}={value}"
-        for name, value in sorted(drawn.kernel_limits.items())
-        if value != base.kernel_limits.get(name)
-    ]
     return " ".join(pairs) or "all as by default"
 
 
+# -- constants of this process ---------------------------------------------------------------------
+
+_OWN_VALUES: Final[dict[str, Any]] = {}
+"""Values in the code of those that were changed."""
+
+
+def draw_constants(seed: object) -> dict[str, Any]:
+    """Return the constants that `seed` draws, with their small values."""
+    drawn = {}
+    for name, values in SMALL_CONSTANTS.items():
+        dice = random.Random(f"constant {name} {seed}")
+        if dice.random() >= DEFAULT_SHARE:
+            drawn[name] = dice.choice(values)
+    return drawn
+
+
+def use_constants(values: Mapping[str, Any]) -> None:
+    """Give these constants of `SMALL_CONSTANTS` other values in this process, and all others their
+    own."""
+    restore_constants()
+    for name, value in values.items():
+        place, constant = _place_of(name)
+        _OWN_VALUES[name] = getattr(place, constant)
+        setattr(place, constant, value)
+
+
+def restore_constants() -> None:
+    """Give all constants their own values."""
+    while _OWN_VALUES:
+        name, value = _OWN_VALUES.popitem()
+        setattr(*_place_of(name), value)
+
+
+def _place_of(name: str) -> tuple[ModuleType, str]:
+    module, _, constant = name.rpartition(".")
+    return importlib.import_module(f"actors.{module}"), constant
+
+
 @contextmanager
-def kernel_limits_of(settings: Settings) -> Iterator[None]:
-    """Set this process's kernel limits to the settings' while the block runs, then restore them.
-    Process-wide: only for code that runs alone, as a simulation does."""
-    before = {name: each.limit for name, each in KERNEL_LIMITS.items()}
-    use_kernel_limits(settings.kernel_limits)
+def constants_of(values: Mapping[str, Any]) -> Iterator[None]:
+    """Use the constants while the block runs, as `use_constants` does, then restore all. Only for
+    code that runs alone, as a simulation does."""
+    use_constants(values)
     try:
         yield
     finally:
-        use_kernel_limits(before)
+        restore_constants()

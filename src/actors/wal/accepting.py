@@ -22,6 +22,7 @@ from actors.wal.timeline import WalTimeline
 
 GATHERED_MAX: Final = 64
 """Most messages in one call to the disk; fewer if ``wal_messages_max`` is small."""
+FLUSH_MS: Final = 1_000
 GATHERED_BYTES_MAX: Final = 1024 * 1024
 
 
@@ -85,10 +86,9 @@ class QueueMeter:
 
 class GroupFlush:
     """Decides when appends that were taken unflushed are flushed: when nothing follows, or when
-    the first of them has waited for `limit_ms`."""
+    the first of them has waited for `FLUSH_MS`."""
 
-    def __init__(self, limit_ms: float) -> None:
-        self._limit_ms = limit_ms
+    def __init__(self) -> None:
         self._since_ms: float | None = None
 
     @property
@@ -103,7 +103,7 @@ class GroupFlush:
 
     def is_due(self, now_ms: float, *, idle: bool) -> bool:
         """Return whether to flush now; `idle`: nothing follows."""
-        return self._since_ms is not None and (idle or now_ms - self._since_ms >= self._limit_ms)
+        return self._since_ms is not None and (idle or now_ms - self._since_ms >= FLUSH_MS)
 
     def flushed(self) -> None:
         """Note a flush of all that was taken."""
@@ -131,7 +131,7 @@ class WalAcceptor(Actor[AcceptorInput]):
         self._gathered: list[Message] = []
         self._gathered_max = gathered_max(settings)
         self._gathered_bytes = 0
-        self._group = GroupFlush(settings.wal_flush_ms)
+        self._group = GroupFlush()
         self._over = False
 
     async def receive(self, message: AcceptorInput) -> None:

@@ -5,7 +5,7 @@ A segment is the object ``<tenant>/<timeline>/<segment>``, the bytes of the file
 
 All acceptors of a log may write one segment at the same time: up to the commit LSN they have the
 same bytes. Every call ends within ``wal_blob_timeout_ms``, waiting for others included. At most
-``wal_blob_segments_max`` segments are cached for readers; one is fetched at a time.
+`SEGMENTS_MAX` segments are cached for readers; one is fetched at a time.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from actors.wal.lsn import SEGMENT_BYTES, segment_name
 
 if TYPE_CHECKING:
     from actors.durable.persist.location import BlobStore
+
+SEGMENTS_MAX: Final = 4
 
 log = logging.getLogger("penstock.wal")
 
@@ -54,7 +56,6 @@ class WalArchive:
     ) -> None:
         self._open_tenant = open_tenant
         self._limit_ms = settings.wal_blob_timeout_ms
-        self._kept_max = settings.wal_blob_segments_max
         self._tenants: dict[str, BlobStore] = {}
         self._kept: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         self._fetching = anyio.Lock()
@@ -135,7 +136,7 @@ class WalArchive:
                     determinate=True,
                 )
             self._kept[tenant, key] = data
-            if len(self._kept) > self._kept_max:
+            if len(self._kept) > SEGMENTS_MAX:
                 self._kept.popitem(last=False)
             return data
 

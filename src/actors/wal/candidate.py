@@ -34,13 +34,13 @@ from actors.wal.proposer_effects import (
     SyncFinished,
 )
 
-# The newest part of a log, in memory: the bytes that a proposer may still have to send. Pure
-# Invariants: the pieces are adjacent, ``begin_lsn == pieces[0].begin`` and ``end_lsn - begin_lsn ==
-# retained_bytes == sum of the pieces``; no piece is empty or longer than `piece_bytes_max`.
-
 
 class LogTail:
-    """Holds [begin_lsn, end_lsn) of a log."""
+    """Holds [begin_lsn, end_lsn) of a log: the newest part, which may still have to be sent.
+
+    Invariants: the pieces are adjacent, ``begin_lsn == pieces[0].begin`` and ``end_lsn - begin_lsn
+    == retained_bytes == sum of the pieces``; no piece is empty or longer than `piece_bytes_max`.
+    """
 
     def __init__(self, begin_lsn: int, piece_bytes_max: int = WAL_BYTES_MAX) -> None:
         self.end_lsn = begin_lsn
@@ -53,10 +53,6 @@ class LogTail:
     @property
     def begin_lsn(self) -> int:
         return self._begins[self._dropped] if self._dropped < len(self._begins) else self.end_lsn
-
-    @property
-    def retained_bytes(self) -> int:
-        return self.end_lsn - self.begin_lsn
 
     def append(self, wal: bytes) -> None:
         """Append bytes at `end_lsn`."""

@@ -11,6 +11,7 @@ import struct
 from typing import Final
 
 from actors.runtime.errors import LocalProtocolError
+from actors.wal.feedback_codec import encode_feedback, read_feedback
 from actors.wal.fields import (
     ID_DIGITS,
     Bytes,
@@ -35,7 +36,6 @@ from actors.wal.messages import (
     VoteRequest,
     VoteResponse,
 )
-from actors.wal.replication import encode_feedback, read_feedback
 
 GREETING: Final = ord("g")
 VOTE: Final = ord("v")

@@ -19,7 +19,8 @@ from typing import Final
 import google_crc32c
 
 from actors.runtime.errors import CorruptData, InvalidUsage, StorageError, storage_error
-from actors.wal.files import ControlState, FileSystem, OperatingSystemFiles
+from actors.wal.acceptor_stores import ControlState
+from actors.wal.files import FileSystem, OperatingSystemFiles
 from actors.wal.messages import ConfigMember, MembershipConfig, TermEntry
 
 CONTROL_NAME: Final = "safekeeper.control"
@@ -204,7 +205,7 @@ class _Body:
 
 
 class FileControl:
-    """The control file of one folder: a `stores.ControlStore`."""
+    """The control file of one folder: an `acceptor_stores.ControlStore`."""
 
     def __init__(self, folder: Path, state: ControlState, files: FileSystem) -> None:
         self._folder = folder

@@ -9,6 +9,8 @@ reading, and get the consumer's position (`consume`).
 Rules: bytes come in order, without a gap, each once; only committed bytes are asked for; acceptors
 never get a position beyond `consume`; ``known_lsn >= next_lsn``, and it never falls. `next` raises
 after every acceptor has failed once since any sent something; the caller decides when to retry.
+
+Source of the messages: PostgreSQL's documentation, "Streaming Replication Protocol".
 """
 
 from __future__ import annotations
@@ -23,13 +25,12 @@ import msgspec
 from actors.runtime.errors import ConnectionBroken, MalformedFrame, PenstockError, WalRemoved
 from actors.runtime.kernel import ActorClock
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, start_replication
+from actors.wal.feedback_codec import encode_feedback
 from actors.wal.lsn import lsn_text, parse_lsn
 from actors.wal.messages import PageserverFeedback
-from actors.wal.replication import encode_feedback, pg_time
+from actors.wal.replication import pg_time
 
-# -- Reading a log from an acceptor (START_REPLICATION): bytes in order, without a gap -------------
-# Source: PostgreSQL's documentation, "Streaming Replication Protocol": XLogData, keepalive, standby
-# status update.
+# -- one acceptor ----------------------------------------------------------------------------------
 
 
 _DATA: Final = struct.Struct("!cQQq")
@@ -38,7 +39,8 @@ _STATUS: Final = struct.Struct("!cQQQqB")
 
 
 class LogReader:
-    """Reads a log from `next_lsn` on."""
+    """Reads a log from one acceptor (START_REPLICATION), from `next_lsn` on: bytes in order,
+    without a gap."""
 
     def __init__(self, connection: AcceptorConnection, start_lsn: int) -> None:
         self._connection = connection
@@ -83,6 +85,8 @@ class LogReader:
         """Close at once."""
         self._connection.abort()
 
+
+# -- several acceptors -----------------------------------------------------------------------------
 
 Dial: TypeAlias = Callable[[AcceptorAddress], Awaitable[AcceptorConnection]]
 """Connects to an acceptor of the timeline. Raises `PenstockError`."""

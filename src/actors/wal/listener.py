@@ -39,10 +39,10 @@ from actors.runtime.kernel import STOP, ActorClock, ActorSystem, ReplySlot
 from actors.runtime.settings import Settings
 from actors.runtime.transport import sockets
 from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
-from actors.wal import codec_v2, codec_v3
+from actors.wal import codec_v2, codec_v3, startup
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.messages import HotStandbyFeedback, PageserverFeedback, ProposerGreeting
-from actors.wal.peers import COLUMNS, peer_status, status_row
+from actors.wal.peer_status import COLUMNS, peer_status, status_row
 from actors.wal.receiver import (
     ConnectionOutcome,
     CopyEnd,
@@ -51,53 +51,35 @@ from actors.wal.receiver import (
     WalReceiver,
 )
 from actors.wal.replication import keepalive, parse_reader, piece_bytes, xlog_data
-from actors.wal.startup import (
-    COPY_BOTH,
-    COPY_FAILED,
-    INTERNAL_ERROR,
-    NO_PASSWORD,
-    READY,
-    REJECTED,
-    REMOVED,
-    SYNTAX_ERROR,
-    TOO_MANY,
-    AskPeerStatus,
-    AskReceivers,
-    Command,
-    ConnectionTarget,
-    IdentifySystem,
-    ShowParameter,
-    StartReplication,
-    StartupHandshake,
-    StartWalPush,
-    TenantGrant,
-    TimelineStatus,
-    error_response,
-    parse_command,
-    rows,
-)
 from actors.wal.stream import PgStream
 from actors.wal.timeline import LogEnds, WalTimeline
 from actors.wal.timelines import TimelineRegistry
 
-# -- Streams a timeline's log to a reader that asked for it by START_REPLICATION -------------------
-# Pieces of the log go out in order, from the LSN that was asked for, up to the commit LSN; with a
-# term, up to the flushed LSN, for as long as the acceptor is in that term. After `KEEPALIVE_MS`
-# without news a keepalive goes. Concurrently, what the reader sends is handled: a standby's oldest
-# transactions count for as long as it is connected, a consumer's feedback goes to all proposers.
-
+log = logging.getLogger("penstock.wal")
 
 KEEPALIVE_MS: Final = 1_000
+SHOWN: Final = {"wal_segment_size": "16MB", "data_directory_mode": "0700"}
+"""Parameters that PostgreSQL's own receivers ask for before they begin."""
+
+# -- readers ---------------------------------------------------------------------------------------
 
 
 class WalSender:
-    """Serves one reader; `run` is its whole life."""
+    """Serves one reader that asked for a timeline's log by START_REPLICATION; `run` is its whole
+    life.
+
+    Pieces of the log go out in order, from the LSN that was asked for, up to the commit LSN; with a
+    term, up to the flushed LSN, for as long as the acceptor is in that term. After `KEEPALIVE_MS`
+    without news a keepalive goes. Concurrently, what the reader sends is handled: a standby's
+    oldest transactions count for as long as it is connected, a consumer's feedback goes to all
+    proposers.
+    """
 
     def __init__(
         self,
         wire: ReceiverConnection,
         timeline: WalTimeline,
-        asked: StartReplication,
+        asked: startup.StartReplication,
         number: int,
         clock: ActorClock,
     ) -> None:
@@ -181,10 +163,7 @@ class WalSender:
                     pass  # a standby's position is not used
 
 
-log = logging.getLogger("penstock.wal")
-
-SHOWN: Final = {"wal_segment_size": "16MB", "data_directory_mode": "0700"}
-"""Parameters that PostgreSQL's own receivers ask for before they begin."""
+# -- the listener ----------------------------------------------------------------------------------
 
 
 class WalListener:
@@ -199,7 +178,7 @@ class WalListener:
         *,
         tls: ssl.SSLContext | None = None,
         knows: Callable[[bytes], bool] | None = None,
-        check: Callable[[bytes], TenantGrant] | None = None,
+        check: Callable[[bytes], startup.TenantGrant] | None = None,
     ) -> None:
         self._timelines = timelines
         self._system = system
@@ -238,15 +217,17 @@ class WalListener:
         try:
             last = await self._talk(stream, accepted)
         except AuthenticationFailed as error:
-            last = error_response(str(error), NO_PASSWORD)
+            last = startup.error_response(str(error), startup.NO_PASSWORD)
             log.info("%s was not let in: %s", stream.peer, error)
         except ConnectionBroken as error:
             log.info("connection of %s ended: %s", stream.peer, error)
         except PenstockError as error:
-            last = error_response(str(error), sqlstate_of(error))
+            last = startup.error_response(str(error), sqlstate_of(error))
             log.info("connection of %s ended: %s: %s", stream.peer, type(error).__name__, error)
         except Exception as error:  # a fault of ours ends this connection alone
-            last = error_response(f"a fault of this acceptor: {type(error).__name__}: {error}")
+            last = startup.error_response(
+                f"a fault of this acceptor: {type(error).__name__}: {error}"
+            )
             log.exception("connection of %s", stream.peer)
         except BaseException:
             stream.abort()
@@ -270,25 +251,27 @@ class WalListener:
             if found[0] != b"Q":
                 raise WalRefused(f"a message of type {found[0]!r} where a query is expected")
             try:
-                command = parse_command(parse_text(found[1]))
+                command = startup.parse_command(parse_text(found[1]))
                 answer = self._answer(command, target)
             except WalRefused as error:  # the connection goes on: the next query may be right
-                await stream.send(error_response(str(error), SYNTAX_ERROR) + READY)
+                await stream.send(
+                    startup.error_response(str(error), startup.SYNTAX_ERROR) + startup.READY
+                )
                 continue
             if answer is not None:
                 await stream.send(answer)
-            elif isinstance(command, StartWalPush):
+            elif isinstance(command, startup.StartWalPush):
                 return await self._push(stream, command, target, accepted.number)
-            elif isinstance(command, StartReplication):
+            elif isinstance(command, startup.StartReplication):
                 await self._replicate(stream, command, target, accepted.number)
                 return COPY_DONE
         return b""
 
     async def _let_in(
         self, stream: PgStream, accepted: AcceptedConnection
-    ) -> ConnectionTarget | None:
+    ) -> startup.ConnectionTarget | None:
         has_tls = self._tls is not None
-        handshake = StartupHandshake(has_tls=has_tls, knows=self._knows, check=self._check)
+        handshake = startup.StartupHandshake(has_tls=has_tls, knows=self._knows, check=self._check)
         while handshake.target is None:
             if handshake.asks_password:
                 found = await stream.message()
@@ -316,47 +299,49 @@ class WalListener:
 
     # -- queries ---------------------------------------------------------------------------------
 
-    def _answer(self, command: Command, target: ConnectionTarget) -> bytes | None:
+    def _answer(self, command: startup.Command, target: startup.ConnectionTarget) -> bytes | None:
         """Return the answer to a query; None: a copy begins."""
         match command:
-            case IdentifySystem():
+            case startup.IdentifySystem():
                 timeline = self._found(target)
                 ends = timeline.ends.value
                 columns = {"systemid": str, "timeline": int, "xlogpos": str, "dbname": str}
                 # Not the flushed LSN: a reader begins here, and would never get the bytes before it
                 # that are not committed yet, or are replaced by another leader's.
                 lsn = lsn_text(ends.commit_lsn)
-                return rows(columns, [(str(timeline.acceptor.state.system_id), 1, lsn, None)])
-            case TimelineStatus():
+                return startup.rows(
+                    columns, [(str(timeline.acceptor.state.system_id), 1, lsn, None)]
+                )
+            case startup.TimelineStatus():
                 found = self._timelines.find(target.tenant, target.timeline)
                 lines: list[tuple[str | int | None, ...]] = []
                 if found is not None:
                     ends = found.ends.value
                     lines.append((lsn_text(ends.flush_lsn), lsn_text(ends.commit_lsn)))
-                return rows({"flush_lsn": str, "commit_lsn": str}, lines)
-            case AskPeerStatus():
+                return startup.rows({"flush_lsn": str, "commit_lsn": str}, lines)
+            case startup.AskPeerStatus():
                 found = self._timelines.find(target.tenant, target.timeline)
                 alive = found is not None and found.acceptor.stopped is None
                 told = [status_row(peer_status(found.acceptor))] if found and alive else []
-                return rows(dict.fromkeys(COLUMNS, str), list(told))
-            case AskReceivers():
+                return startup.rows(dict.fromkeys(COLUMNS, str), list(told))
+            case startup.AskReceivers():
                 found = self._timelines.find(target.tenant, target.timeline)
                 receivers = found.registry.receivers if found is not None else []
                 columns = {"slot": int, "connection": str, "stage": str}
-                return rows(
+                return startup.rows(
                     columns, [(each.slot, each.connection, each.stage.value) for each in receivers]
                 )
-            case ShowParameter(name):
+            case startup.ShowParameter(name):
                 if name not in SHOWN:
                     raise WalRefused(f"SHOW {name[:60]}: only {', '.join(SHOWN)} can be shown")
-                return rows({name: str}, [(SHOWN[name],)])
-            case StartReplication():
+                return startup.rows({name: str}, [(SHOWN[name],)])
+            case startup.StartReplication():
                 self._found(target)
                 return None
-            case StartWalPush():
+            case startup.StartWalPush():
                 return None
 
-    def _found(self, target: ConnectionTarget) -> WalTimeline:
+    def _found(self, target: startup.ConnectionTarget) -> WalTimeline:
         if not target.tenant or not target.timeline:
             raise WalRefused(
                 "which timeline? connect with options='-c tenant_id=… timeline_id=…', 32 "
@@ -370,10 +355,14 @@ class WalListener:
     # -- copies ----------------------------------------------------------------------------------
 
     async def _push(
-        self, stream: PgStream, command: StartWalPush, target: ConnectionTarget, number: int
+        self,
+        stream: PgStream,
+        command: startup.StartWalPush,
+        target: startup.ConnectionTarget,
+        number: int,
     ) -> bytes:
         codec: MessageCodec = codec_v3 if command.version == 3 else codec_v2
-        await stream.send(COPY_BOTH)
+        await stream.send(startup.COPY_BOTH)
         data = await stream.next_copy()
         if isinstance(data, CopyEnd):
             return encode_final_message(ConnectionOutcome(data))
@@ -406,10 +395,14 @@ class WalListener:
                 await self._system.stop_root(receiver)
 
     async def _replicate(
-        self, stream: PgStream, command: StartReplication, target: ConnectionTarget, number: int
+        self,
+        stream: PgStream,
+        command: startup.StartReplication,
+        target: startup.ConnectionTarget,
+        number: int,
     ) -> None:
         timeline = self._found(target)
-        await stream.send(COPY_BOTH)
+        await stream.send(startup.COPY_BOTH)
         try:
             await WalSender(stream, timeline, command, number, self._clock).run()
         except BaseExceptionGroup as group:
@@ -420,10 +413,10 @@ class WalListener:
 def sqlstate_of(error: PenstockError) -> str:
     """Return the SQLSTATE that tells a peer whether to reconnect."""
     if isinstance(error, WalRemoved):
-        return REMOVED
+        return startup.REMOVED
     if isinstance(error, ResourceBusy):
-        return TOO_MANY
-    return REJECTED if isinstance(error, PeerRejected) else INTERNAL_ERROR
+        return startup.TOO_MANY
+    return startup.REJECTED if isinstance(error, PeerRejected) else startup.INTERNAL_ERROR
 
 
 def encode_final_message(outcome: ConnectionOutcome) -> bytes:
@@ -432,14 +425,16 @@ def encode_final_message(outcome: ConnectionOutcome) -> bytes:
     error = outcome.error
     if error is not None:
         if outcome.from_acceptor:
-            return error_response(
+            return startup.error_response(
                 f"WAL acceptor: {type(error).__name__}: {error}", sqlstate_of(error)
             )
-        return b"" if isinstance(error, ConnectionBroken) else error_response(str(error))
+        return b"" if isinstance(error, ConnectionBroken) else startup.error_response(str(error))
     match outcome.end:
         case CopyEnd.DONE:
             return COPY_DONE
         case CopyEnd.FAIL:
-            return error_response("the peer ended the copy by CopyFail", COPY_FAILED)
+            return startup.error_response(
+                "the peer ended the copy by CopyFail", startup.COPY_FAILED
+            )
         case _:
             return b""

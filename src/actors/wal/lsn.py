@@ -14,7 +14,6 @@ from typing import Final
 from actors.runtime.errors import InvalidUsage
 
 INVALID: Final = 0
-LSN_MAX: Final = 2**64 - 1
 PAGE_BYTES: Final = 8192
 ALIGNMENT: Final = 8
 SEGMENT_BYTES: Final = 16 * 1024 * 1024
@@ -39,7 +38,7 @@ def parse_lsn(text: str) -> int:
     if not slash or not all(
         half and len(half) <= 8 and not half.strip(digits) for half in (high, low)
     ):
-        raise InvalidUsage(f"{text!r} is no LSN: it should look like 16/B374D848")
+        raise InvalidUsage(f"{text[:40]!r} is no LSN: it should look like 16/B374D848")
     return int(high, 16) << 32 | int(low, 16)
 
 

@@ -1,10 +1,10 @@
 """Acceptors of one log exchange their positions, and one that is behind fetches what it lacks.
 
-Every ``wal_peer_interval_ms`` each timeline asks each of its peers for its PEER_STATUS, over a
+Every second each timeline asks each of its peers for its PEER_STATUS, over a
 connection that is kept. The acceptor may raise its commit LSN by it. When no proposer streams to
-this acceptor and the peer can give something (`donors`), the log is read from the peer up to the
-end that it reported, and appended as if from the leader that wrote it. A recovery ends when a
-proposer begins to stream, and with any error; the next interval begins another.
+this acceptor and the peer can give something (`is_useful_donor`), the log is read from the peer up
+to the end that it reported, and appended as if from the leader that wrote it. A recovery ends when
+a proposer begins to stream, and with any error; the next interval begins another.
 
 Peers are those of ``wal_peers``, or, without that setting, the members of the timeline's
 configuration. A timeline and peer have one connection for asking and one for reading; each answer
@@ -19,174 +19,32 @@ from typing import Final, TypeAlias
 
 import anyio
 import anyio.abc
-import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from actors.runtime.errors import (
-    ConnectionBroken,
-    InvalidUsage,
-    MalformedFrame,
-    PenstockError,
-    WalRefused,
-    first_error,
-)
+from actors.runtime.errors import ConnectionBroken, PenstockError, WalRefused, first_error
 from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings
 from actors.runtime.spans import measure
-from actors.runtime.telemetry import (
-    WAL_RECOVERED_BYTES,
-)
+from actors.runtime.telemetry import WAL_RECOVERED_BYTES
 from actors.wal.accepting import GroupFlush, gathered_max
-from actors.wal.acceptor import AcceptorCore, AcceptorPeer, AppendUnflushed, FlushWal, Message
+from actors.wal.acceptor import AppendUnflushed, FlushWal, Message
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, parse_addresses
 from actors.wal.following import LogReader
-from actors.wal.history import check_history, highest_common_point, visible
-from actors.wal.lsn import lsn_text, parse_lsn
-from actors.wal.messages import (
-    AcceptorMessage,
-    AppendRequest,
-    ProposerElected,
-    TermEntry,
-    VoteRequest,
-    VoteResponse,
+from actors.wal.lsn import lsn_text
+from actors.wal.messages import AcceptorMessage, AppendRequest, VoteResponse
+from actors.wal.peer_status import (
+    PeerStatus,
+    is_useful_donor,
+    make_announcement,
+    parse_status,
+    peer_status,
+    vote_request,
 )
 from actors.wal.timeline import WalTimeline
 
-# -- The rules by which an acceptor catches up from another one, without a proposer. Pure ----------
-# One that is behind takes the log of a *donor* (`PeerStatus`), and acts to itself as the leader
-# whose log the donor has: it asks itself for a vote in the donor's term, announces the donor's
-# history to itself, and appends what it reads from the donor. It can do nothing that this leader
-# could not have done (`is_useful_donor`): the log is truncated only where that leader would have
-# truncated it.
-#
-# - The log is read for as long as the donor stays in that term (START_REPLICATION with a term).
-# - Appends carry no commit. A peer's commit counts when both logs end in one term
-#   (`AcceptorCore.record_peer`).
-# - A leader that connects meanwhile goes first: where the positions of the two cross, either is
-#   refused and begins again.
-#
-# A timeline that this acceptor has never heard of, and an acceptor whose term is higher than that
-# of all logs, wait for a proposer.
-#
-# Source: Neon's recovery of safekeepers from their peers; the generation is this acceptor's own.
-
-
-_LSNS: Final = ("flush", "commit", "horizon", "consumed", "backup")
-COLUMNS: Final = ("node_id", "term", *(f"{name}_lsn" for name in _LSNS), "history")
-"""Columns of the answer to PEER_STATUS, all text: LSNs as X/X, the history as ``term@X/X`` with
-spaces."""
-
-
-class PeerStatus(msgspec.Struct, frozen=True):
-    """The positions of an acceptor. `history` is the visible one."""
-
-    node_id: int
-    term: int
-    flush_lsn: int
-    commit_lsn: int
-    horizon_lsn: int
-    consumed_lsn: int
-    backup_lsn: int
-    history: tuple[TermEntry, ...]
-
-    @property
-    def last_log_term(self) -> int:
-        """Return the term in which the end of its log was written."""
-        return self.history[-1].term if self.history else 0
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """Return the key by which logs are compared."""
-        return self.last_log_term, self.flush_lsn
-
-    def as_peer(self) -> AcceptorPeer:
-        """Return what another acceptor takes over of the status."""
-        return AcceptorPeer(
-            self.last_log_term,
-            self.commit_lsn,
-            # Not the backup LSN: each acceptor verifies archived segments itself.
-            0,
-            self.horizon_lsn,
-            self.consumed_lsn,
-        )
-
-
-def peer_status(acceptor: AcceptorCore) -> PeerStatus:
-    """Return the status of the local acceptor."""
-    state = acceptor.state
-    return PeerStatus(
-        acceptor.node_id,
-        acceptor.term,
-        acceptor.flush_lsn,
-        state.commit_lsn,
-        state.peer_horizon_lsn,
-        state.remote_consistent_lsn,
-        state.backup_lsn,
-        visible(state.history, acceptor.flush_lsn),
-    )
-
-
-def status_row(status: PeerStatus) -> tuple[str, ...]:
-    """Return the status as a row of `COLUMNS`."""
-    lsns = (lsn_text(getattr(status, f"{name}_lsn")) for name in _LSNS)
-    history = " ".join(f"{entry.term}@{lsn_text(entry.lsn)}" for entry in status.history)
-    return str(status.node_id), str(status.term), *lsns, history
-
-
-def parse_status(row: Sequence[str | None]) -> PeerStatus:
-    """Parse the row that `status_row` made. Raises `MalformedFrame`."""
-    try:
-        cells = [cell or "" for cell in row]
-        if len(cells) != len(COLUMNS):
-            raise ValueError(f"{len(cells)} columns, there are {len(COLUMNS)}")
-        parts = [part.partition("@") for part in cells[-1].split()]
-        history = tuple(TermEntry(int(term), parse_lsn(lsn)) for term, _, lsn in parts)
-        check_history(history)
-        flush, commit, horizon, consumed, backup = map(parse_lsn, cells[2:-1])
-        status = PeerStatus(
-            int(cells[0]), int(cells[1]), flush, commit, horizon, consumed, backup, history
-        )
-        if not 0 <= status.last_log_term <= status.term < 1 << 64 or (
-            history and history[-1].lsn > status.flush_lsn
-        ):
-            raise ValueError(f"{cells} contradicts itself")
-        return status
-    except (ValueError, InvalidUsage, WalRefused) as error:
-        raise MalformedFrame(f"a status of a peer that is none: {error}") from None
-
-
-def is_useful_donor(donor: PeerStatus, own: PeerStatus) -> bool:
-    """Return whether `own` may take the donor's log, and gains by it."""
-    # The donor's term is its log's: that term's leader was elected and announced itself to the
-    # donor, so this log is a prefix of the leader's and holds all that was committed in earlier
-    # terms. `own` has promised no vote to a later leader.
-    return (
-        donor.node_id != own.node_id
-        and donor.term == donor.last_log_term >= own.term
-        and donor.position > own.position
-    )
-
-
-def vote_request(donor: PeerStatus, generation: int) -> VoteRequest:
-    """Return the request for the acceptor's own vote, in its own generation."""
-    return VoteRequest(generation, donor.term)
-
-
-def make_announcement(donor: PeerStatus, vote: VoteResponse) -> ProposerElected | None:
-    """Return the announcement to the acceptor itself after that vote; None when it gains nothing
-    (any more), or has voted for a later leader. Raises `WalRefused` where the logs cannot be of one
-    timeline."""
-    own = vote.history
-    last = own[-1].term if own else 0
-    if vote.term != donor.term or donor.position <= (last, vote.flush_lsn):
-        return None
-    point = highest_common_point(donor.history, own, vote.flush_lsn)
-    start_lsn = donor.history[0].lsn if point is None else point.lsn
-    return ProposerElected(vote.generation, donor.term, start_lsn, donor.history)
-
-
 log = logging.getLogger("penstock.wal")
 
+INTERVAL_MS: Final = 1_000
 QUERY: Final = "PEER_STATUS"
 Dial: TypeAlias = Callable[[AcceptorAddress, str, str], Awaitable[AcceptorConnection]]
 """Opens a connection: (address, tenant, timeline) -> one on which nothing was asked yet."""
@@ -209,7 +67,7 @@ class PeerExchange:
         self._dial = dial
         self._clock = clock
         self._settings = settings
-        self._interval_s = settings.wal_peer_interval_ms / 1000
+        self._interval_s = INTERVAL_MS / 1000
         self._limit_s = settings.connect_timeout_ms / 1000
         self._given = parse_addresses(settings.wal_peers) if settings.wal_peers else ()
         self._connections: dict[_Way, AcceptorConnection] = {}
@@ -398,9 +256,9 @@ class PeerExchange:
     async def _take(
         self, timeline: WalTimeline, pieces: MemoryObjectReceiveStream[AppendRequest]
     ) -> None:
-        """Append the pieces. Flush when nothing follows, and every `wal_flush_ms`, as `accepting`
+        """Append the pieces. Flush when nothing follows, and every second, as `accepting`
         does. Raises the timeline's errors, and `WalRefused`."""
-        group = GroupFlush(self._settings.wal_flush_ms)
+        group = GroupFlush()
 
         async def flush(*, idle: bool) -> None:
             if group.is_due(self._clock.monotonic_ms(), idle=idle):

@@ -92,14 +92,6 @@ class WalProposer(ProposerCandidate):
         pending = self.end_lsn - max(self.commit_lsn, self.start_lsn)
         return self.config.pending_bytes_max - pending
 
-    def session(self, acceptor: int) -> AcceptorSession:
-        return self._peers[acceptor].session
-
-    def flushed(self, acceptor: int) -> int:
-        """Return the LSN that the acceptor has flushed in this term, by its reports; 0: none
-        yet."""
-        return self._peers[acceptor].flush_lsn
-
     # -- events --
 
     def connected(self, acceptor: int) -> list[Effect]:

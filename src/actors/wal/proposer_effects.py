@@ -53,7 +53,6 @@ class ProposerConfig(msgspec.Struct, frozen=True):
             self,
             heartbeat_ms=settings.wal_heartbeat_ms,
             silence_ms_max=settings.wal_silence_ms,
-            donor_absent_ms_max=settings.wal_donor_absent_ms,
         )
 
 

@@ -84,8 +84,7 @@ class ProposerTiming(msgspec.Struct, frozen=True):
         return cls(
             connect_timeout_ms=settings.connect_timeout_ms,
             retry_delay_ms_min=settings.retry_delay_ms_min,
-            retry_delay_ms_max=max(settings.wal_redial_ms_max, settings.retry_delay_ms_min),
-            fetch_timeout_ms=settings.wal_fetch_timeout_ms,
+            retry_delay_ms_max=max(cls().retry_delay_ms_max, settings.retry_delay_ms_min),
         )
 
 

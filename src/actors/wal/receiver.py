@@ -18,7 +18,7 @@ import enum
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, TypeAlias, assert_never
+from typing import Final, Protocol, TypeAlias, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -50,6 +50,11 @@ from actors.wal.messages import (
 )
 from actors.wal.registry import ReceiverFeed, SlotGuard
 from actors.wal.timeline import WalTimeline
+
+SLOW_MS: Final = 5_000
+"""Wait for room after which a message is warned of."""
+SAMPLE_MS: Final = 5_000
+"""Interval at which a connection's queue is measured."""
 
 log = logging.getLogger("penstock.wal")
 
@@ -178,7 +183,7 @@ class _ReadEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Slow(msgspec.Struct, frozen=True, gc=False):
-    """A message has waited for room for ``wal_slow_ms``."""
+    """A message has waited for room for `SLOW_MS`."""
 
 
 class _Sample(msgspec.Struct, frozen=True, gc=False):
@@ -263,7 +268,7 @@ class WalReceiver(Actor[_ReceiverMessage]):
         self.ctx.watch(self._acceptor, _AcceptorGone())
         self.ctx.watch(self._writer, _WriterGone())
         self._reading = self.ctx.effect(self._read_all, done=lambda ended: ended)
-        self.ctx.after(self._settings.wal_sample_ms, _Sample())
+        self.ctx.after(SAMPLE_MS, _Sample())
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -287,11 +292,11 @@ class WalReceiver(Actor[_ReceiverMessage]):
             self._acceptor.send_nowait(given)
         except WouldBlock:
             began_ms = self.ctx.monotonic_ms()
-            slow = self.ctx.after(self._settings.wal_slow_ms, _Slow())
+            slow = self.ctx.after(SLOW_MS, _Slow())
             await self._acceptor.send(given)
             slow.cancel()
             waited_ms = self.ctx.monotonic_ms() - began_ms
-            if waited_ms >= self._settings.wal_slow_ms:
+            if waited_ms >= SLOW_MS:
                 log.warning(
                     "a message of %s waited %.0f ms for room in timeline %s",
                     self._wire.peer,
@@ -311,11 +316,11 @@ class WalReceiver(Actor[_ReceiverMessage]):
                     "peer that takes no answers, is slow",
                     self._wire.peer,
                     self._timeline.name,
-                    self._settings.wal_slow_ms,
+                    SLOW_MS,
                 )
             case _Sample():  # not in the acceptor, which may be waiting for the disk
                 self._queued.sample()
-                self.ctx.after(self._settings.wal_sample_ms, _Sample())
+                self.ctx.after(SAMPLE_MS, _Sample())
             case _ReadEnded():
                 self._read = message
                 self._tell(self._acceptor, ReceiverDisconnected())

@@ -22,14 +22,13 @@ import msgspec
 
 from actors.wal.messages import PageserverFeedback
 
-# -- A value that tasks wait for: they see the newest, and may miss those in between ---------------
-
-
 T = TypeVar("T")
+FEEDBACK_MAX: Final = 8
 
 
 class ValueWatch(Generic[T]):
-    """Holds one value, with one writer and any number of waiting tasks, all in one loop."""
+    """Holds one value, with one writer and any number of waiting tasks, all in one loop. The tasks
+    see the newest value, and may miss those in between."""
 
     def __init__(self, value: T) -> None:
         self._value = value
@@ -62,9 +61,6 @@ class ValueWatch(Generic[T]):
                 if not future.done() or future.cancelled():
                     self._waiting = [each for each in self._waiting if each is not future]
         return self._value
-
-
-FEEDBACK_MAX: Final = 8
 
 
 class ReceiverStage(enum.Enum):

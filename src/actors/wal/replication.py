@@ -12,101 +12,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
+from actors.model.pgwire.type_oids import MS_TO_2000
 from actors.runtime.errors import MalformedFrame
-from actors.wal.fields import Bytes, MessageFields, pack
+from actors.wal.feedback_codec import decode_feedback
 from actors.wal.lsn import PAGE_BYTES
 from actors.wal.messages import WAL_BYTES_MAX, HotStandbyFeedback, PageserverFeedback
 
-# -- The position of a consumer of the log, as it ends an `AppendResponse` -------------------------
-# A number of keys (u8), then per key: its name with a NUL, the value's length (i32), the value. All
-# of it is big-endian, in version 2 of the protocol too. Unknown keys are skipped by their length;
-# each of four positions has two names, the older of which is written. The last of equal keys
-# counts, and missing keys are 0. A reader's ``z`` message has the same bytes as its body.
-
-
-KEY_BYTES_MAX: Final = 255
-_KEYS: Final = struct.Struct(">B")
-_LENGTH: Final = struct.Struct(">i")
-_U64: Final = struct.Struct(">Q")
-_I64: Final = struct.Struct(">q")
-_U32: Final = struct.Struct(">I")
-_U8: Final = struct.Struct(">B")
-KEY_BYTES_MIN: Final = 5
-"""Bytes of the shortest key: an empty name's NUL, a length, and no value."""
-
-WRITTEN: Final = (
-    ("current_timeline_size", "current_timeline_bytes", _U64),
-    ("ps_writelsn", "last_received_lsn", _U64),
-    ("ps_flushlsn", "disk_consistent_lsn", _U64),
-    ("ps_applylsn", "remote_consistent_lsn", _U64),
-    ("ps_replytime", "replytime", _I64),
-    ("shard_number", "shard_number", _U32),
-    ("corruption_detected", "corruption_detected", _U8),
-)
-"""(key, field of `PageserverFeedback`, layout), in the order in which they are written."""
-ALWAYS: Final = 5
-"""Number of keys that are written in any case; the others only if they are not 0."""
-NEWER: Final = {
-    "last_received_lsn": "ps_writelsn",
-    "disk_consistent_lsn": "ps_flushlsn",
-    "remote_consistent_lsn": "ps_applylsn",
-    "replytime": "ps_replytime",
-}
-"""Keys as newer peers write them, and the older ones."""
-_KNOWN: Final = {key: (field, layout) for key, field, layout in WRITTEN} | {
-    newer: (field, layout)
-    for newer, older in NEWER.items()
-    for key, field, layout in WRITTEN
-    if key == older
-}
-
-
-def encode_feedback(feedback: PageserverFeedback) -> bytes:
-    """Encode the feedback. Raises `LocalProtocolError` for numbers out of range."""
-    parts = []
-    for index, (key, field, layout) in enumerate(WRITTEN):
-        value = int(getattr(feedback, field))
-        if value or index < ALWAYS:
-            parts += [key.encode(), b"\0", pack(_LENGTH, layout.size), pack(layout, value)]
-    return b"".join([pack(_KEYS, len(parts) // 4), *parts])
-
-
-def decode_feedback(data: Bytes) -> PageserverFeedback:
-    """Decode exactly these bytes. Raises `MalformedFrame`."""
-    fields = MessageFields(data, "PageserverFeedback")
-    feedback = read_feedback(fields)
-    fields.end()
-    return feedback
-
-
-def read_feedback(fields: MessageFields) -> PageserverFeedback:
-    """Read the feedback that comes next. Raises `MalformedFrame`."""
-    found: dict[str, Any] = {}
-    for _ in range(fields.count(_KEYS, KEY_BYTES_MIN, "keys of the feedback")):
-        key = fields.text(KEY_BYTES_MAX, "a key of the feedback")
-        (length,) = fields.unpack(_LENGTH, f"the length of {key!r}")
-        if length < 0:
-            raise fields.malformed(f"the length of {key!r} is {length}")
-        value = fields.take(length, f"the value of {key!r}")
-        # Newer peers may send more keys.
-        if key not in _KNOWN:
-            continue
-        field, layout = _KNOWN[key]
-        if length != layout.size:
-            raise fields.malformed(
-                f"the value of {key!r} has {length} bytes, it must have {layout.size}"
-            )
-        (number,) = layout.unpack(value)
-        found[field] = fields.flag(number, key) if key == "corruption_detected" else int(number)
-    return PageserverFeedback(**found)
-
-
-EPOCH_OFFSET_MS: Final = 946_684_800_000
-"""Milliseconds from 1970 to 2000."""
 _XLOG_DATA: Final = struct.Struct("!cQQq")
 _KEEPALIVE: Final = struct.Struct("!cQq?")
 _STANDBY: Final = struct.Struct("!QQQqB")
@@ -130,7 +45,7 @@ ReaderMessage: TypeAlias = StandbyStatus | HotStandbyFeedback | PageserverFeedba
 
 def pg_time(now_ms: int) -> int:
     """Return the wall clock as the protocol has it."""
-    return (now_ms - EPOCH_OFFSET_MS) * 1000
+    return (now_ms - MS_TO_2000) * 1000
 
 
 def xlog_data(begin_lsn: int, end_lsn: int, now_ms: int, wal: bytes) -> bytes:

@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from actors.model.pgwire.decoder import parse_packet, parse_text
+from actors.model.pgwire.decoder import parse_packet, parse_text, split_options
 from actors.model.pgwire.messages import (
     AUTHENTICATION_OK,
     CLEARTEXT_PASSWORD_REQUEST,
@@ -40,9 +40,11 @@ from actors.model.pgwire.messages import (
     encode_ready,
     encode_row_description,
 )
+from actors.model.pgwire.type_oids import INT4, TEXT, sized
 from actors.runtime.errors import (
     AuthenticationFailed,
     FrameTooLarge,
+    InvalidUsage,
     MalformedFrame,
     PeerRejected,
     WalRefused,
@@ -108,34 +110,6 @@ _KEYS: Final = {
     "timeline_id": "timeline",
     "ztimelineid": "timeline",
 }
-
-
-def split_options(options: str) -> list[str]:
-    """Split `options` into words: whitespace separates, a backslash takes the next character as is.
-
-    >>> split_options(r"-c  a=b\\ c")
-    ['-c', 'a=b c']
-    """
-    words: list[str] = []
-    word: list[str] | None = None
-    escaped = False
-    for character in options:
-        if escaped:
-            escaped = False
-        elif character == "\\":
-            escaped = True
-            word = [] if word is None else word
-            continue
-        elif character.isspace():
-            if word is not None:
-                words.append("".join(word))
-            word = None
-            continue
-        word = [] if word is None else word
-        word.append(character)
-    if word is not None:
-        words.append("".join(word))
-    return words
 
 
 def parse_target(options: str) -> ConnectionTarget:
@@ -332,18 +306,13 @@ def parse_command(query: str) -> Command:
         term = None if found.group(2) is None else int(found.group(2))
         # Twenty digits may exceed the 64 bits of a term.
         if term is None or term < 1 << 64:
-            return StartReplication(parse_lsn_of(found.group(1)), term)
+            try:
+                return StartReplication(parse_lsn(found.group(1)), term)
+            except InvalidUsage as error:
+                raise WalRefused(str(error)) from None
     if (found := _SHOW.fullmatch(text)) is not None:
         return ShowParameter(found.group(1).lower())
     raise WalRefused(f"{text[:100]!r} is no command of this port; it knows {_COMMANDS}")
-
-
-def parse_lsn_of(text: str) -> int:
-    """Parse an LSN in a command. Raises `WalRefused`."""
-    # `parse_lsn` would raise `InvalidUsage`: a peer's mistake is a `WalRefused`.
-    if any(len(half) > 8 for half in text.split("/")):
-        raise WalRefused(f"{text[:40]!r} is no LSN: it should look like 16/B374D848")
-    return parse_lsn(text)
 
 
 def _parse_push(options: str) -> StartWalPush:
@@ -397,15 +366,11 @@ def error_response(text: str, code: str = INTERNAL_ERROR) -> bytes:
     return encode_error(ErrorReport(code, text))
 
 
-_TEXT: Final = (25, -1)
-_INT4: Final = (23, 4)
-"""OID and size of the types of answers."""
-
-
 def rows(columns: Mapping[str, type], found: list[tuple[str | int | None, ...]]) -> bytes:
     """Return a whole answer to a query, with its ReadyForQuery. Columns are `str` or `int`."""
     fields = [
-        FieldDescription(name, *(_INT4 if kind is int else _TEXT)) for name, kind in columns.items()
+        FieldDescription(name, sized(INT4 if kind is int else TEXT))
+        for name, kind in columns.items()
     ]
     out = [encode_row_description(fields)]
     for row in found:

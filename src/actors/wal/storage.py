@@ -1,4 +1,4 @@
-"""A log on disk: appended to, flushed, truncated, read.
+"""A log on disk: appended to, flushed, truncated, read; its end is found when it is opened.
 
 ``flush_lsn <= write_lsn`` and ``flush_record_lsn <= write_record_lsn``. A record position is at
 most the byte position beside it, but for padding and after a switch of segments, when it is the
@@ -6,7 +6,7 @@ next segment's begin, whose bytes are still to come (zeros; the file has them al
 while the log is empty.
 
 After an error of the disk the log is *broken*: all but reading is refused until it is opened again,
-when `recovery` finds its end. Not thread-safe, except for `read` and `prepare`: they use files of
+when `recover` finds its end. Not thread-safe, except for `read` and `prepare`: they use files of
 their own and may run beside one other call.
 """
 
@@ -19,16 +19,13 @@ from typing import Final
 import msgspec
 
 from actors.runtime.errors import CorruptData, InvalidUsage, StorageError, WalRemoved, storage_error
-from actors.wal.files import ControlState, FileSystem, OpenFile, OperatingSystemFiles
+from actors.wal.acceptor_stores import ControlState
+from actors.wal.files import FileSystem, OpenFile, OperatingSystemFiles
 from actors.wal.lsn import INVALID, SEGMENT_BYTES, lsn_text
 from actors.wal.records import MAGICS, BadRecord, RecordScanner
 from actors.wal.segments import LogSegment, SegmentFiles, first_headers
 
-# -- Finds the end of a log on disk by reading its records from the commit LSN on ------------------
-# A record begins at the control file's ``commit_lsn``, and all before it is on disk. Later bytes
-# may have been interrupted anywhere: the log ends at the first record that is not whole and right,
-# and what follows it was never acknowledged (or was truncated).
-
+# -- recovery --------------------------------------------------------------------------------------
 
 PIECE_BYTES: Final = 1 << 20
 """Bytes read at a time."""
@@ -44,7 +41,12 @@ class RecoveredLog(msgspec.Struct, frozen=True):
 
 def recover(segments: SegmentFiles, commit_lsn: int, pg_version: int) -> RecoveredLog:
     """Return the end of the log, durable when this returns. Raises `CorruptData` when committed
-    bytes are missing, `OSError`."""
+    bytes are missing, `OSError`.
+
+    A record begins at the control file's ``commit_lsn``, and all before it is on disk. Later bytes
+    may have been interrupted anywhere: the log ends at the first record that is not whole and
+    right, and what follows it was never acknowledged (or was truncated).
+    """
     scanner = RecordScanner(commit_lsn, pg_version=pg_version, segment_bytes=segments.segment_bytes)
     size = segments.segment_bytes
     number = commit_lsn // size
@@ -108,8 +110,11 @@ def _rewrite(segments: SegmentFiles, begin_lsn: int, end_lsn: int) -> None:
     segments.sync_names()
 
 
+# -- the log ---------------------------------------------------------------------------------------
+
+
 class FileWal:
-    """The log of one folder: a `stores.WalStore`. `open` creates it."""
+    """The log of one folder: an `acceptor_stores.WalStore`. `open` creates it."""
 
     def __init__(self, segments: SegmentFiles, state: ControlState, end_lsn: int) -> None:
         self._segments = segments
@@ -176,7 +181,7 @@ class FileWal:
         return self._flush_record_lsn
 
     def initialize(self, start_lsn: int) -> None:
-        """See `stores.WalStore`. Removes what an earlier attempt left."""
+        """See `acceptor_stores.WalStore`. Removes what an earlier attempt left."""
         self._check_usable()
         if self._write_lsn:
             raise InvalidUsage(
@@ -202,7 +207,7 @@ class FileWal:
             file.close()
 
     def write(self, begin_lsn: int, wal: bytes) -> None:
-        """See `stores.WalStore`. Bytes that are no records change nothing."""
+        """See `acceptor_stores.WalStore`. Bytes that are no records change nothing."""
         self._check_usable()
         if self.pending_truncation:
             raise InvalidUsage(
@@ -254,7 +259,7 @@ class FileWal:
             self._segments.finish(number)
 
     def flush(self) -> None:
-        """See `stores.WalStore`."""
+        """See `acceptor_stores.WalStore`."""
         self._check_usable()
         if self._flush_record_lsn == self._write_record_lsn:
             return
@@ -263,7 +268,7 @@ class FileWal:
         self._flush_lsn, self._flush_record_lsn = self._write_lsn, self._write_record_lsn
 
     def truncate(self, end_lsn: int) -> None:
-        """See `stores.WalStore`."""
+        """See `acceptor_stores.WalStore`."""
         self._check_usable()
         if self._write_record_lsn and end_lsn > self._write_record_lsn:
             raise InvalidUsage(

@@ -26,8 +26,8 @@ from actors.runtime.kernel import ActorClock
 from actors.runtime.spans import measure, measuring
 from actors.runtime.telemetry import WAL_BYTES, WAL_FLUSH_SECONDS, WAL_MESSAGES, WAL_WRITE_SECONDS
 from actors.wal.acceptor import AcceptorCore, AppendUnflushed, FlushWal, Message
+from actors.wal.acceptor_stores import ControlState, ControlStore, WalStore
 from actors.wal.archive import WalArchive
-from actors.wal.files import ControlState, ControlStore, WalStore
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.messages import (
     AcceptorMessage,

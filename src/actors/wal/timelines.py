@@ -31,9 +31,9 @@ from actors.runtime.errors import (
 )
 from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings
+from actors.wal.acceptor_stores import ControlState, ControlStore
 from actors.wal.archive import WalArchive
 from actors.wal.control import FileControl, create_timeline
-from actors.wal.files import ControlState, ControlStore
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.messages import ProposerGreeting
 from actors.wal.startup import checked_id

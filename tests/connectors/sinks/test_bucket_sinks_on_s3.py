@@ -21,7 +21,6 @@ from actors.connectors.sinks.kinds import SinkConfig, make_sink
 from actors.connectors.sinks.parquet import MANIFESTS, BatchManifest, ParquetConfig
 from actors.connectors.sinks.sink import SinkConnector
 from actors.connectors.sources.source import SourceUnreachable
-from actors.runtime import threshold_probes
 from actors.runtime.errors import InvalidUsage, WriterFenced
 from actors.runtime.kernel import SystemClock
 from actors.runtime.settings import Settings
@@ -132,7 +131,7 @@ async def test_batches_and_writers(lab: Lab, kind: str) -> None:
 async def test_a_table_that_others_optimize_and_write(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threshold_probes.DELETED_ROWS, "limit", 30)
+    monkeypatch.setattr("actors.connectors.sinks.delta_rewrite.HELD_BYTES_MAX", 30)
     made = lab.sink("current")
     await made.open(SCHEMA)
     await batch(made, 5, 6, *FIRST)

@@ -37,7 +37,6 @@ from actors.connectors.sinks import staging
 from actors.connectors.sinks.delta import DeltaSink
 from actors.connectors.sources.source import SourceUnreachable
 from actors.model.plan.schema import TableColumn, TableSchema
-from actors.runtime import threshold_probes
 from actors.runtime.errors import InvalidUsage, WriterFenced
 from suite_lanes import examples  # type: ignore[import-not-found]
 
@@ -102,8 +101,8 @@ async def test_any_bag_after_any_other(
     made = await begun(folder, "current")
     before: dict[Any, int] = {}
     patch = pytest.MonkeyPatch()
-    patch.setattr(threshold_probes.SMALL_FILES, "limit", small_max)
-    patch.setattr(threshold_probes.DELETED_ROWS, "limit", 30)
+    patch.setattr("actors.connectors.sinks.delta_rewrite.SMALL_FILES_MAX", small_max)
+    patch.setattr("actors.connectors.sinks.delta_rewrite.HELD_BYTES_MAX", 30)
     with patch.context():
         for time, wanted in enumerate(bags):
             keys = {*before, *wanted}
@@ -446,7 +445,7 @@ async def test_old_files_of_contents_go_after_a_while(tmp_path: Path) -> None:
 
 
 async def test_many_small_files_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threshold_probes.SMALL_FILES, "limit", 3)
+    monkeypatch.setattr("actors.connectors.sinks.delta_rewrite.SMALL_FILES_MAX", 3)
     made = await begun(tmp_path / "t", "current")
     sizes = []
     for time in range(6):

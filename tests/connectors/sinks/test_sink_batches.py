@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.connectors.sinks.sink import (
+from actors.connectors.sinks.sink_batches import (
     EmptyStretch,
     ListedBatch,
     SinkCut,

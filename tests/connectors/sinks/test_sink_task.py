@@ -25,7 +25,6 @@ from actors.connectors.sinks.parquet import ParquetConfig
 from actors.durable.persist import AppendCommitted, ShardAppend
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.protocol.internal import WritesAllowed
-from actors.runtime import threshold_probes
 from actors.runtime.progress import EMPTY
 from actors.testing.isolation import ActorIsolation
 
@@ -60,8 +59,9 @@ async def test_updates_of_a_batch_are_summed_up(
 ) -> None:
     """In memory and on disk; a row at one time is one update, at two it is two."""
     for held, keeps_times in ((1 << 20, True), (1, True), (1 << 20, False), (1, False)):
-        monkeypatch.setattr(threshold_probes.GATHERED_BYTES, "limit", held)
-        monkeypatch.setattr(threshold_probes.SLICED_ROWS, "limit", 2)
+        monkeypatch.setattr("actors.durable.arrangement.gathered.HELD_BYTES_MAX", held)
+        for module in ("connectors.sinks.formats", "model.plan.updates"):
+            monkeypatch.setattr(f"actors.{module}.SLICE_ROWS", 2)
         house = await house_of(stage, tmp_path / f"{held}{keeps_times}")
         house.given = {"keeps_times": keeps_times}
         house.start()
@@ -257,7 +257,7 @@ async def test_stopped_as_an_actor_it_lets_go_of_everything(
     await stage.idle()
     await task.stop()
     assert house.sinks[0].closed
-    assert house.persist._book.shards() == []
+    assert not house.persist._book._readers
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -418,7 +418,7 @@ async def test_a_state_older_than_what_is_outside(house: House) -> None:
 async def test_a_column_may_have_any_name(
     stage: ActorIsolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threshold_probes.GATHERED_BYTES, "limit", 1)
+    monkeypatch.setattr("actors.durable.arrangement.gathered.HELD_BYTES_MAX", 1)
     schema = TableSchema((TableColumn("__at", "bigint"), TableColumn("__at_", "string")))
     house = House(stage, tmp_path)
     persist = await house.stores(schema)

@@ -26,7 +26,7 @@ from test_postgres_in_the_service import (  # type: ignore[import-not-found]
 
 from actors.doors.client.client import Client
 from actors.model.plan.schema import TableColumn
-from actors.model.protocol.api import SourceTable
+from actors.model.protocol.api import AlterObject, SourceTable
 from actors.runtime.errors import ConnectionBroken, InvalidUsage, ObjectInUse, PenstockError
 from service_house import service_process  # type: ignore[import-not-found]
 
@@ -51,7 +51,7 @@ async def prepare(db: House) -> None:
 
 
 async def add(client: Client, name: str, *columns: TableColumn) -> None:
-    await client.alter(name, add_columns=list(columns))
+    await client.submit(AlterObject(0, name, add_columns=tuple(columns)))
 
 
 async def test_views_indexes_and_readers_go_on(db: House, tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_files import FakeSpark  # type: ignore[import-not-found]
 
-from actors.connectors.sources import bucket_place
-from actors.connectors.sources import bucket_place as object_listing
+from actors.connectors.sources import bucket_place, object_listing
 from actors.connectors.sources.file_reading import MalformedFile
 from actors.connectors.sources.files import EXPORT, FilesConfig
 from actors.connectors.sources.kinds import make_source

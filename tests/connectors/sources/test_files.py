@@ -43,7 +43,6 @@ from actors.model.plan.jobs import (
 )
 from actors.model.plan.schema import DIFF, TableColumn, TableSchema
 from actors.model.plan.updates import to_ipc
-from actors.runtime import threshold_probes
 from actors.runtime.errors import DefiniteError, EngineLost, InvalidUsage, ResourceBusy
 from suite_lanes import examples  # type: ignore[import-not-found]
 
@@ -458,7 +457,7 @@ def test_a_malformed_file_behind_given_rows_does_not_hold_up_those_before_it(
 ) -> None:
     """The rows of the files before it become durable once, also when the first pieces of the batch,
     or even of the malformed file, were given already."""
-    monkeypatch.setattr(threshold_probes.FILE_PIECE, "limit", 100_000)
+    monkeypatch.setattr("actors.connectors.sources.file_reading.PIECE_BYTES", 100_000)
     monkeypatch.setattr(parquet_bounds, "BATCH_ROWS", 1_000)
     strict = TableSchema((TableColumn("k", "bigint", nullable=False), COLUMNS[1]))
 
@@ -501,7 +500,7 @@ def test_pieces_are_bounded_and_small_files_share_one(
             written(lab.folder / f"{number}.parquet", {"k": [number], "v": ["x"]})
         await lab.drive(format="parquet")
         assert len(lab.contents.given) == 1
-        monkeypatch.setattr(threshold_probes.FILE_PIECE, "limit", 100_000)
+        monkeypatch.setattr("actors.connectors.sources.file_reading.PIECE_BYTES", 100_000)
         monkeypatch.setattr(parquet_bounds, "BATCH_ROWS", 1_000)
         written(lab.folder / "large.parquet", {"k": list(range(50_000)), "v": ["x"] * 50_000})
         await lab.drive(format="parquet")

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.connectors.sources import bucket_place as object_listing
-from actors.connectors.sources.bucket_place import (
+from actors.connectors.sources import object_listing
+from actors.connectors.sources.file_listing import FoundFile, hash_of
+from actors.connectors.sources.object_listing import (
     RECENT_MAX,
     BucketListing,
     BucketScan,
     TakenObjects,
     data_objects,
 )
-from actors.connectors.sources.file_listing import FoundFile, hash_of
 from actors.connectors.sources.source import POSITION_BYTES_MAX
 from actors.durable.object_store.bucket_store import ListedObject, ObjectVersion
 from actors.runtime.errors import InvalidUsage

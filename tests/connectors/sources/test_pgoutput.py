@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from actors.connectors.sources import pgoutput
 from actors.connectors.sources.pgoutput import PgRelation, PgRelationColumn
-from actors.connectors.sources.postgres_copy import PAD_BYTES, CopyFrames, chain
+from actors.connectors.sources.postgres_copy import CopyFrames, chain
+from actors.model.pgwire.encoded_values import PAD_BYTES
+from actors.model.pgwire.type_oids import MS_TO_2000
 from actors.runtime.errors import RemoteProtocolError
 
 
@@ -70,7 +72,7 @@ def test_messages_of_a_real_server() -> None:
     assert (places.tolist(), lsns.tolist()) == ([0], [0x1924CA8])
     commits = pgoutput.commits(batch)
     assert (commits.places.tolist(), commits.ends.tolist()) == ([3], [0x1924CD8])
-    assert commits.times_ms.tolist() == [0x303DD832E5409 // 1000 + pgoutput.EPOCH_MS]
+    assert commits.times_ms.tolist() == [0x303DD832E5409 // 1000 + MS_TO_2000]
     assert pgoutput.relation_oids(batch)[2] == 16385
     values, ends = pgoutput.walk(batch.data, batch.places[2:3] + 6, 2)
     columns = [pgoutput.column(batch.data, each).to_pylist() for each in values]

@@ -14,9 +14,10 @@ import pytest
 
 from actors.connectors.sources import postgres_stream
 from actors.connectors.sources.postgres_changes import DecodedChanges
-from actors.connectors.sources.postgres_copy import PAD_BYTES, CopyFrames
+from actors.connectors.sources.postgres_copy import CopyFrames
 from actors.connectors.sources.postgres_stream import LATE_MS, ReplicationStream
 from actors.connectors.sources.source import PositionMark
+from actors.model.pgwire.encoded_values import PAD_BYTES
 from actors.runtime.kernel.clock import SystemClock
 
 

@@ -23,8 +23,8 @@ from actors.connectors.sources.source import (
 from actors.connectors.sources.source_secrets import check_secrets
 from actors.connectors.sources.wal import WalChanges, WalPosition, WalSource, read_position
 from actors.connectors.sources.wal_config import WalConfig
-from actors.doors.client.connectors import _encoded
 from actors.model.plan.schema import TableColumn, TableSchema
+from actors.model.protocol.connector_options import source_configuration
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.settings import Settings
 from actors.wal.framing import START_LSN, encode
@@ -368,7 +368,7 @@ def test_options_that_do_not_fit(option: dict[str, Any], said: str) -> None:
 
 
 def test_tables_are_declared_as_a_mapping_too() -> None:
-    kind, encoded = _encoded({
+    kind, encoded = source_configuration({
         "kind": "wal", "acceptors": "a:1", "tenant": TENANT, "timeline": TIMELINE,
         "tables": {"t": {"k": "bigint NOT NULL", "v": "struct<aB:int>"}},
     })  # fmt: skip

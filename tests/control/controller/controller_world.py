@@ -15,6 +15,7 @@ import pyarrow as pa
 from actors.control.controller.catalog.boot import load
 from actors.control.controller.controller import Controller
 from actors.control.controller.messages import SubmitRequest
+from actors.control.controller.reads.rows_at_hand import RowsAtHand
 from actors.control.controller.replicas.instance import FixedReplicas
 from actors.durable.persist import PersistClient
 from actors.model.plan.schema import TableColumn, TableSchema
@@ -33,9 +34,9 @@ from actors.model.protocol.compute import (
     Command,
     CreateDataflow,
     InitializationComplete,
-    Peek,
     Response,
 )
+from actors.replica.compute.index import ClusterPartitions
 from actors.runtime.errors import ConnectionBroken
 from actors.runtime.kernel import ActorAddress, ActorSystem, SystemClock
 from actors.runtime.settings import Settings
@@ -83,9 +84,6 @@ class FakeReplica:
         self.commands.extend(commands)
         self._notify()
         return len(commands)
-
-    def answer(self, peek: Peek) -> None:
-        return None
 
     async def receive(self) -> Response:
         while not self.responses:
@@ -135,6 +133,8 @@ class World:
         self.executor: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
         self.replica = FakeReplica()
         self.numbers = 0
+        self.partitions: list[ClusterPartitions] = []
+        """Partitions of indexes that are in this process."""
         self.controller: ActorAddress[Any]
 
     async def start(self, name: str = "controller") -> None:
@@ -149,6 +149,7 @@ class World:
                 self.settings,
                 self.scratch / name,
                 self.maintenance.address,
+                at_hand=RowsAtHand(lambda: self.partitions),
             ),
             name,
         )

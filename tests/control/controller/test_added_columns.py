@@ -12,6 +12,7 @@ from test_replacing import running  # type: ignore[import-not-found]
 
 from actors.doors.client.client import Client
 from actors.model.plan.schema import TableColumn, TableSchema
+from actors.model.protocol.api import AlterObject
 from actors.runtime.errors import InvalidUsage, ObjectInUse
 
 ITEMS = TableSchema(
@@ -49,7 +50,9 @@ async def test_older_rows_have_null_and_dependents_stay(tmp_path: Path) -> None:
         before = await _made(client)
         await client.wait_for("t_k", before)
         added = [TableColumn("note", "string"), TableColumn("w", "double")]
-        await client.alter("t", add_columns=added, column_comments={"NOTE": "a word"})
+        await client.submit(
+            AlterObject(0, "t", add_columns=tuple(added), column_comments={"NOTE": "a word"})
+        )
         status = {each.name: each for each in (await client.status()).objects}
         assert status["t"].schema is not None
         assert status["t"].schema.names == ("id", "k", "v", "note", "w")
@@ -93,7 +96,7 @@ async def test_older_rows_have_null_and_dependents_stay(tmp_path: Path) -> None:
         assert "note" not in (await client.peek("alike")).column_names
         assert rows_of(await client.peek("sums")) == [(1, 9), (2, 12)]
         # A plan that is made anew reads what the former one read.
-        await client.alter("alike", refresh_policy="full")
+        await client.submit(AlterObject(0, "alike", refresh_policy="full"))
         await client.insert("t", items((7, 3, 7)))
         assert rows_of(await client.peek("alike"), "id")[-1] == (7,)
         assert rows_of(await client.peek("notes"), "note", "n")[-1] == (None, 4)
@@ -107,7 +110,9 @@ async def test_writes_that_wait_are_fitted_to_the_new_columns(tmp_path: Path) ->
                 tasks.start_soon(client.insert, "t", items((number, 9, 1)))
                 if number % 10 == 5:
                     column = TableColumn(f"c{number}", "int")
-                    tasks.start_soon(lambda one: client.alter("t", add_columns=[one]), column)
+                    tasks.start_soon(
+                        lambda one: client.submit(AlterObject(0, "t", add_columns=(one,))), column
+                    )
         found = await client.peek("t")
         assert found.num_rows == 53
         names = {name for name in found.column_names if name.startswith("c")}
@@ -122,7 +127,7 @@ async def test_what_cannot_be_added_is_refused_and_changes_nothing(tmp_path: Pat
 
         async def refused(name: str, column: TableColumn, why: str, kind: type[Exception]) -> None:
             with pytest.raises(kind, match=why):
-                await client.alter(name, add_columns=[column])
+                await client.submit(AlterObject(0, name, add_columns=(column,)))
 
         note = TableColumn("note", "string")
         await refused("t", note, "all_of_it takes all columns", ObjectInUse)
@@ -130,5 +135,5 @@ async def test_what_cannot_be_added_is_refused_and_changes_nothing(tmp_path: Pat
         await refused("t", TableColumn("K", "string"), "given twice", InvalidUsage)
         await refused("t", TableColumn("n", "string", False), "NOT NULL", InvalidUsage)
         await refused("sums", note, "materialized view|a view", InvalidUsage)
-        await client.alter("t", add_columns=[note])
+        await client.submit(AlterObject(0, "t", add_columns=(note,)))
         assert (await client.peek("t")).column_names[:4] == ["id", "k", "v", "note"]

@@ -59,8 +59,7 @@ from actors.model.protocol.compute import (
 from actors.model.protocol.message_parts import ColumnComparison
 from actors.runtime.errors import StorageError, StoreFull, ViewInError
 from actors.runtime.progress import EMPTY
-from actors.runtime.settings import Settings
-from actors.testing.drawn_settings import kernel_limits_of
+from actors.testing.drawn_settings import constants_of
 from deadlines import Deadlines  # type: ignore[import-not-found]
 
 COUNT = "SELECT n, count(*) AS c FROM t GROUP BY n"
@@ -337,7 +336,7 @@ async def test_a_read_by_key_before_the_kept_history_goes_to_the_replica(tmp_pat
 
 
 async def test_many_keys_are_looked_up_in_a_thread(tmp_path: Path) -> None:
-    with kernel_limits_of(Settings(kernel_limits={"keyed_on_loop": 1})):
+    with constants_of({"control.controller.reads.rows_at_hand.LOOP_KEYS_MAX": 1}):
         async with started(tmp_path) as world:
             await _table(world)
             await _write(world, *({"id": i, "n": i} for i in range(5)))

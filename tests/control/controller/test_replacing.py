@@ -15,6 +15,7 @@ import pytest
 from actors.doors.client.client import Client
 from actors.model.plan.jobs import Answer, Job
 from actors.model.plan.schema import DIFF, TIME
+from actors.model.protocol.api import AlterObject
 from actors.runtime.errors import (
     EngineLost,
     InvalidUsage,
@@ -257,9 +258,9 @@ async def test_a_policy_changes_while_a_view_is_kept_up(tmp_path: Path, policy: 
         await client.create_materialized_view("v", SUMS)
         async with anyio.create_task_group() as group:
             group.start_soon(writer.keep_writing)
-            await client.alter("v", refresh_policy=policy)
-            await client.alter("v", target_lag_ms=20)
-            await client.alter("v", refresh_policy="auto", target_lag_ms=0)
+            await client.submit(AlterObject(0, "v", refresh_policy=policy))
+            await client.submit(AlterObject(0, "v", target_lag_ms=20))
+            await client.submit(AlterObject(0, "v", refresh_policy="auto", target_lag_ms=0))
             last = await writer.write((2, 1))
             writer.done = True
         for time, rows in sorted(writer.at.items()):
@@ -277,18 +278,18 @@ async def test_names_comments_and_what_depends_on_them(tmp_path: Path) -> None:
         await client.create_materialized_view("v", SUMS)
         await client.create_index("i", "v", ["k"])
         with pytest.raises(ObjectInUse, match="query of view v"):
-            await client.alter("t", rename="u")
+            await client.submit(AlterObject(0, "t", rename="u"))
         with pytest.raises(ObjectExists):
-            await client.alter("v", rename="t")
-        await client.alter("v", rename="w")
-        await client.alter("w", comment="by k", retain_history_ms=60_000)
-        await client.alter("w", comment="how many", column="N")
+            await client.submit(AlterObject(0, "v", rename="t"))
+        await client.submit(AlterObject(0, "v", rename="w"))
+        await client.submit(AlterObject(0, "w", comment="by k", retain_history_ms=60_000))
+        await client.submit(AlterObject(0, "w", comment="how many", column="N"))
         with pytest.raises(InvalidUsage, match="no column"):
-            await client.alter("w", comment="x", column="nothing")
+            await client.submit(AlterObject(0, "w", comment="x", column="nothing"))
         with pytest.raises(UnknownObject):
             await client.peek("v")
         with pytest.raises(InvalidUsage, match="only a materialized view"):
-            await client.alter("t", target_lag_ms=5)
+            await client.submit(AlterObject(0, "t", target_lag_ms=5))
     async with running(tmp_path) as client:
         assert counted(await client.peek("w", key={"k": 1})) == Counter([(1, 2, 55)])
         (view,) = [each for each in (await client.status()).objects if each.name == "w"]

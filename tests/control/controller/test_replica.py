@@ -35,7 +35,6 @@ from actors.model.protocol.compute import (
     Peek,
     PeekCanceled,
     PeekResponse,
-    PeekRows,
     Response,
     ScheduleDataflow,
     ShardImport,
@@ -57,8 +56,6 @@ class FakeClient:
         self.closed = False
         self.room = 0
         """Commands that go without waiting."""
-        self.there: dict[str, PeekRows] = {}
-        """Peeks that need not be sent."""
         self._changed = anyio.Event()
 
     def _notify(self) -> None:
@@ -77,9 +74,6 @@ class FakeClient:
         self.sent.extend(taken)
         self._notify()
         return len(taken)
-
-    def answer(self, peek: Peek) -> PeekRows | None:
-        return self.there.get(peek.uuid)
 
     def at_hand(self, count_max: int) -> list[Response]:
         found: list[Response] = []
@@ -240,21 +234,6 @@ async def test_responses_that_are_there_come_in_order_and_before_the_end() -> No
         heard = [(await world.controller.expect(ReplicaResponse)).response for _ in said]
         assert heard == said
         assert "gone" in str((await world.controller.expect(ReplicaLost)).error)
-
-
-async def test_a_peek_whose_answer_is_there_is_not_sent() -> None:
-    async with started() as world:
-        told = await world.connected()
-        client = world.clients[0]
-        await client.expect(4)
-        rows = PeekRows(b"rows", 1)
-        client.there["p1"] = rows
-        here, elsewhere = (Peek(uuid, IndexTarget("u2"), 5) for uuid in ("p1", "p2"))
-        await world.replica.send(PushCommand(here))
-        await world.replica.send(PushCommand(elsewhere))
-        assert await client.expect(1) == [elsewhere]
-        answer = await world.controller.expect(ReplicaResponse)
-        assert answer == ReplicaResponse("r1", told.incarnation, PeekResponse("p1", rows))
 
 
 async def test_what_cannot_be_offered_loses_the_connection() -> None:

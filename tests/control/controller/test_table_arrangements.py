@@ -13,6 +13,7 @@ import pytest
 from actors.control.controller.tables.commit import PlannedWrite, WriteGroupCommit
 from actors.control.controller.tables.groups import TableTarget
 from actors.control.controller.tables.table_arrangements import TableArrangements
+from actors.durable.arrangement import ArrangementLimits
 from actors.durable.persist import NewShard, PersistClient
 from actors.model.plan.schema import DIFF, TableColumn, TableSchema
 from actors.model.plan.updates import to_ipc
@@ -20,7 +21,7 @@ from actors.model.protocol.api import TableChange
 from actors.runtime.errors import PenstockError
 from actors.runtime.kernel import SystemClock
 from actors.runtime.settings import Settings
-from actors.testing.drawn_settings import kernel_limits_of
+from actors.testing.drawn_settings import constants_of
 
 ITEMS = TableTarget(
     "u1",
@@ -71,10 +72,10 @@ def _drawn_write(dice: random.Random, model: Rows) -> PlannedWrite:
 
 
 def _contents(table: TableArrangements, time: int) -> Rows | None:
-    view = table.view(ITEMS.id, time)
-    if view is None:
+    found = table.view(ITEMS.id, time)
+    if found is None:
         return None
-    rows = [row for batch in view.rows() for row in batch.to_pylist()]
+    rows = [row for batch in found[1].rows() for row in batch.to_pylist()]
     assert all(row[DIFF] == 1 for row in rows)
     return {(row["shop"], row["id"]): row["price"] for row in rows}
 
@@ -82,16 +83,19 @@ def _contents(table: TableArrangements, time: int) -> Rows | None:
 @pytest.mark.parametrize("seed", range(12))
 async def test_lookups_and_views_agree_with_a_model(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
-    limits = {
-        "unfed_rows": dice.choice([1, 5, 256]),
-        "fed_on_loop_rows": dice.choice([1, 10, 1_024]),
-        "group_loop_bytes": dice.choice([1, 16_384]),
-        "arrangement_memory_runs": dice.choice([1, 3, 8]),
-        "arrangement_run_bytes": dice.choice([1, 2_000, 1 << 20]),
+    folder = "control.controller.tables"
+    constants = {
+        f"{folder}.table_arrangements.UNFED_ROWS_MAX": dice.choice([1, 5, 256]),
+        f"{folder}.table_arrangements.LOOP_ROWS_MAX": dice.choice([1, 10, 1_024]),
+        f"{folder}.commit.LOOP_BYTES_MAX": dice.choice([1, 16_384]),
+        "durable.arrangement.arrangement.DEFAULT_LIMITS": ArrangementLimits(
+            memory_runs_max=dice.choice([1, 3, 8]),
+            memory_run_bytes_max=dice.choice([1, 2_000, 1 << 20]),
+        ),
     }
     history = dice.choice([0, 4, 1_000])
-    settings, clock = Settings(kernel_limits=limits), SystemClock()
-    with kernel_limits_of(settings), anyio.fail_after(200):
+    settings, clock = Settings(), SystemClock()
+    with constants_of(constants), anyio.fail_after(200):
         persist = await PersistClient.in_memory(settings, clock)
         await persist.create_shards(
             [

@@ -15,7 +15,7 @@ from actors.control.controller.catalog.catalog import (
     CatalogSnapshot,
 )
 from actors.control.controller.messages import TablesAdvanced, TickTables
-from actors.control.controller.tables.table_writer import ClockDue, TablesTicked, TableTicks
+from actors.control.controller.tables.table_ticks import ClockDue, TablesTicked, TableTicks
 from actors.model.plan.delta import DeltaPlan, HiddenState
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.runtime.settings import Settings

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pyarrow as pa
+import pytest
 
 from actors.control.controller.messages import CloseTable, EnqueueWrite, TablesAdvanced, TickTables
 from actors.control.controller.tables.commit import PlannedWrite
@@ -23,7 +24,6 @@ from actors.model.protocol.api import RequestFailed, TableChange, WriteCommitted
 from actors.runtime.errors import StoreFull
 from actors.runtime.kernel import ActorAddress, ActorSystem, SystemClock
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import GROUPED_WRITES, use_kernel_limits
 from actors.testing.probe import MessageProbe
 
 KEYED = TableTarget(
@@ -150,8 +150,10 @@ async def test_a_group_shares_a_time_and_its_writes_see_each_other(tmp_path: Pat
         assert await world.contents(KEYED) == [{"id": 1, "n": 3}]
 
 
-async def test_writes_that_no_group_has_room_for_are_the_next_ones(tmp_path: Path) -> None:
-    use_kernel_limits({GROUPED_WRITES.name: 3})
+async def test_writes_that_no_group_has_room_for_are_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.control.controller.tables.table_writer.GROUP_WRITES_MAX", 3)
     async with started(tmp_path) as world:
         for number in range(8):
             await world.send(_insert(BAG, {"s": str(number)}))

@@ -20,9 +20,9 @@ from actors.control.controller.catalog.quarantine import decode_catalog
 from actors.doors.commands import cli
 from actors.durable.persist import PersistClient, ShardAppend, ShardState, shard_key
 from actors.durable.persist.attach import ShardPlace, open_as_guest
+from actors.durable.persist.catalog_objects import CATALOG, objects_of, owners, shard_of
 from actors.durable.persist.documents import encode
 from actors.durable.persist.location import CompareAndSet
-from actors.durable.persist.verifying import CATALOG, objects_of, owners, shard_of
 from actors.runtime.errors import (
     BadSettings,
     InvalidUsage,

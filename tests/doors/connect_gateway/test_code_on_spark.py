@@ -13,6 +13,7 @@ from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.types import LongType
 
 from actors.control.access.role_registry import token_digest
+from actors.model.protocol.role_messages import AlterRole, ChangeRights, CreateRole, DropRoles
 from spark_house import SparkHouse  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.spark
@@ -29,12 +30,14 @@ def house(spark_house: SparkHouse) -> Iterator[SparkHouse]:
     spark_house.call(client.insert, "orders", rows)
     spark_house.call(client.create_table, "secrets", {"id": "bigint"})
     for name, token in TOKENS.items():
-        spark_house.call(client.create_role, name, login=True)
-        spark_house.call(client.alter_role, name, add_token=token_digest(token))
-    spark_house.call(client.change_rights, ["app"], ["read"], names=["orders"])
+        spark_house.call(client.submit, CreateRole(0, name, login=True))
+        spark_house.call(client.submit, AlterRole(0, name, add_token=token_digest(token)))
+    spark_house.call(
+        client.submit, ChangeRights(0, ("app",), ("read",), scope="objects", names=("orders",))
+    )
     yield spark_house
     # From then on sessions prove nothing again.
-    spark_house.call(client.drop_roles, list(TOKENS))
+    spark_house.call(client.submit, DropRoles(0, tuple(TOKENS)))
 
 
 def session_of(house: SparkHouse, role: str) -> Any:

@@ -26,7 +26,6 @@ from actors.doors.connect_gateway.listening import bind_gateway
 from actors.doors.connect_gateway.statement_execution import StatementAnswer
 from actors.runtime.errors import AddressInUse, BadSettings, QueryRejected
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import STATEMENT_ON_LOOP
 from tests.kit.loop_turns import bounded_turns
 
 
@@ -334,7 +333,7 @@ async def test_no_turn_of_the_loop_is_long_for_a_long_statement(
 ) -> None:
     text = "INSERT INTO orders VALUES " + ", ".join(f"({n}, 'x', 1)" for n in range(100, 20_100))
     async with filled_world(tmp_path) as (world, spark):
-        monkeypatch.setattr(STATEMENT_ON_LOOP, "limit", STATEMENT_ON_LOOP.default)
+        monkeypatch.setattr("actors.doors.sql_session.long_texts.LOOP_CHARACTERS_MAX", 8_192)
         with bounded_turns():
             await world.run(lambda: spark.sql(text).collect())
         assert (await world.client.peek("orders")).num_rows == 20_006

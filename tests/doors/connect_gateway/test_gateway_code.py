@@ -22,6 +22,7 @@ from actors.control.access.role_registry import token_digest
 from actors.doors.connect_gateway.plan_rights import check_form
 from actors.doors.connect_gateway.session_settings import SET_WITHOUT_CODE
 from actors.model.plan.jobs import ParseText, StatementParsed
+from actors.model.protocol.role_messages import AlterRole, ChangeRights, CreateRole
 
 TOKEN = "a" * 64
 
@@ -50,8 +51,7 @@ class Guarded:
         return str(failed.value)
 
     async def change(self, right: str, *, revoke: bool = False) -> None:
-        change = self.world.client.change_rights
-        await change(["app"], [right], scope="service", revoke=revoke)
+        await self.world.client.submit(ChangeRights(0, ("app",), (right,), revoke=revoke))
 
     async def session(self, more: str = "") -> Any:
         port = self.world.service.connect_address.rpartition(":")[2]
@@ -70,11 +70,15 @@ async def seen(condition: Callable[[], bool]) -> None:
 async def guarded(tmp_path: Path, **changes: Any) -> AsyncIterator[Guarded]:
     async with gateway_world(tmp_path, **changes) as world:
         await fill(world.client)
-        await world.client.create_role("boss", login=True)
-        await world.client.create_role("app", login=True)
-        await world.client.alter_role("app", add_token=token_digest(TOKEN))
-        await world.client.change_rights(["app"], ["read"], names=["orders", "sums"])
-        await world.client.change_rights(["app"], ["write"], names=["other"])
+        await world.client.submit(CreateRole(0, "boss", login=True))
+        await world.client.submit(CreateRole(0, "app", login=True))
+        await world.client.submit(AlterRole(0, "app", add_token=token_digest(TOKEN)))
+        await world.client.submit(
+            ChangeRights(0, ("app",), ("read",), scope="objects", names=("orders", "sums"))
+        )
+        await world.client.submit(
+            ChangeRights(0, ("app",), ("write",), scope="objects", names=("other",))
+        )
         made = Guarded(world, None)
         made.app = await made.session()
         yield made

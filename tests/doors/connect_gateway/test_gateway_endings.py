@@ -18,6 +18,7 @@ from actors.control.access.role_registry import READ, RoleRegistry, token_digest
 from actors.doors.client.client import Client
 from actors.doors.connect_gateway.callers import CallerIdentity, use_caller
 from actors.doors.connect_gateway.gateway_sessions import GatewaySession, OpenOperation, SessionKey
+from actors.model.protocol.role_messages import AlterRole, ChangeRights, DropRoles
 from actors.runtime.errors import AccessDenied, OperationCanceled
 from actors.testing.patience import PATIENCE_S
 
@@ -25,12 +26,16 @@ from actors.testing.patience import PATIENCE_S
 async def reader(world: GatewayWorld) -> Any:
     """A session of a role that may read orders."""
     await with_roles(world)
-    await world.client.change_rights(["app"], ["read"], names=["orders"])
+    await world.client.submit(
+        ChangeRights(0, ("app",), ("read",), scope="objects", names=("orders",))
+    )
     return await session_of(world, "app")
 
 
 async def revoke(world: GatewayWorld) -> None:
-    await world.client.change_rights(["app"], ["read"], names=["orders"], revoke=True)
+    await world.client.submit(
+        ChangeRights(0, ("app",), ("read",), scope="objects", names=("orders",), revoke=True)
+    )
 
 
 async def sessions(world: GatewayWorld) -> list[dict[str, Any]]:
@@ -103,13 +108,15 @@ async def test_an_operation_of_a_role_without_code_has_a_deadline(
 async def test_operations_of_other_objects_go_on(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
         app = await reader(world)
-        await world.client.change_rights(["app"], ["read"], names=["other"])
+        await world.client.submit(
+            ChangeRights(0, ("app",), ("read",), scope="objects", names=("other",))
+        )
         frame = app.table("other").groupBy("id").count().withColumnRenamed("count", "hang")
 
         async def change() -> None:
             await revoke(world)
             assert [each["state"] for each in await sessions(world)] == ["active"]
-            await world.client.alter_role("app", drop_tokens=True)
+            await world.client.submit(AlterRole(0, "app", drop_tokens=True))
 
         told = await ended_by(world, lambda: frame.toArrow(), change, at_spark=True)
         assert "the token of role app" in told
@@ -118,9 +125,12 @@ async def test_operations_of_other_objects_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda client: client.alter_role("app", drop_tokens=True), "the token of role app"),
-        (lambda client: client.alter_role("app", login=False), "may not log in any more"),
-        (lambda client: client.drop_roles(["app"]), "role app was dropped"),
+        (
+            lambda client: client.submit(AlterRole(0, "app", drop_tokens=True)),
+            "the token of role app",
+        ),
+        (lambda client: client.submit(AlterRole(0, "app", login=False)), "may not log in any more"),
+        (lambda client: client.submit(DropRoles(0, ("app",))), "role app was dropped"),
     ],
     ids=["tokens", "login", "role"],
 )
@@ -144,8 +154,8 @@ async def test_another_token_and_a_password_end_nothing(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
         app = await reader(world)
         await world.run(lambda: app.range(1).toArrow())
-        await world.client.alter_role("app", add_token=token_digest("c" * 64))
-        await world.client.alter_role("app", verifier="")
+        await world.client.submit(AlterRole(0, "app", add_token=token_digest("c" * 64)))
+        await world.client.submit(AlterRole(0, "app", verifier=""))
         assert (await world.run(lambda: app.table("orders").toArrow())).num_rows == 6
 
 

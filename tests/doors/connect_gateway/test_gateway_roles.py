@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.connect.session import SparkSession
 
 from actors.control.access.role_registry import token_digest
+from actors.model.protocol.role_messages import AlterRole, ChangeRights, CreateRole
 
 TOKENS = {"boss": "b" * 64, "app": "a" * 64}
 
@@ -19,8 +20,8 @@ async def with_roles(world: GatewayWorld) -> None:
     """An administrator and an application, each with a token."""
     await fill(world.client)
     for name, token in TOKENS.items():
-        await world.client.create_role(name, login=True)
-        await world.client.alter_role(name, add_token=token_digest(token))
+        await world.client.submit(CreateRole(0, name, login=True))
+        await world.client.submit(AlterRole(0, name, add_token=token_digest(token)))
 
 
 async def session_of(world: GatewayWorld, role: str, more: str = "") -> Any:
@@ -54,10 +55,14 @@ async def test_a_token_decides_who_the_session_is(tmp_path: Path) -> None:
         assert "may not read orders" in await denied(
             world, lambda: app.table("orders").groupBy("name").count().toArrow()
         )
-        await world.client.change_rights(["app"], ["read"], names=["orders"])
+        await world.client.submit(
+            ChangeRights(0, ("app",), ("read",), scope="objects", names=("orders",))
+        )
         assert (await world.run(lambda: app.table("orders").toArrow())).num_rows == 6
         await world.run(lambda: app.table("orders").groupBy("name").count().toArrow())
-        await world.client.change_rights(["app"], ["read"], names=["orders"], revoke=True)
+        await world.client.submit(
+            ChangeRights(0, ("app",), ("read",), scope="objects", names=("orders",), revoke=True)
+        )
         assert "may not read orders" in await denied(world, lambda: app.table("orders").toArrow())
         # A session that was opened before there were roles shows no token.
         for other in (before, await session_of(world, "c" * 64)):

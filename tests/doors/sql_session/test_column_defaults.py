@@ -3,6 +3,7 @@ each other, and what DDL refuses."""
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,8 +18,10 @@ import pytest
 
 from actors.doors.client.client import Client, TableWrite
 from actors.doors.sql_session import SqlSession
+from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.plan.column_defaults import ColumnDefault, constant_default, defaults_digest
+from actors.model.protocol.api import AlterObject
 from actors.runtime.errors import DefinitionChanged, InvalidUsage, QueryRejected, TypeMismatch
 from actors.runtime.settings import Settings
 from actors.service import Service
@@ -55,7 +58,7 @@ async def opened(
 
 async def run(session: SqlSession, text: str) -> list[dict[str, Any]]:
     """Carry out a statement; return the rows of its result."""
-    result = await session.execute(session.parse(text))
+    result = await session.execute(parse_statement(text, session.context.dialect))
     rows: list[dict[str, Any]] = []
     if result.batches is not None:
         async for batch in result.batches:
@@ -341,18 +344,20 @@ async def test_what_is_no_default_is_refused_at_its_place(tmp_path: Path) -> Non
                 await run(postgres, text)
         one = {"a": constant_default("'x'", pa.array(["x"]))}
         with pytest.raises(InvalidUsage, match="is no value of int"):
-            await client.alter("t", column_defaults=one)
+            await client.submit(AlterObject(0, "t", column_defaults=one))
         with pytest.raises(InvalidUsage, match="is a time, and the column a int"):
-            await client.alter("t", column_defaults={"a": ColumnDefault("now()", moment="date")})
+            await client.submit(
+                AlterObject(0, "t", column_defaults={"a": ColumnDefault("now()", moment="date")})
+            )
         with pytest.raises(InvalidUsage, match="only columns of tables"):
-            await client.alter("v", column_defaults={"a": ColumnDefault("")})
+            await client.submit(AlterObject(0, "v", column_defaults={"a": ColumnDefault("")}))
 
 
 async def test_a_client_is_told_of_what_the_service_cannot_fill(tmp_path: Path) -> None:
     async with opened(tmp_path) as (client, spark, _):
         await run(spark, "CREATE TABLE t (id INT PRIMARY KEY, n INT NOT NULL DEFAULT 5, d DATE)")
         computed = {"d": ColumnDefault("date_add(current_date(), 7)")}
-        await client.alter("t", column_defaults=computed)
+        await client.submit(AlterObject(0, "t", column_defaults=computed))
         with pytest.raises(InvalidUsage, match=r"date_add\(current_date\(\), 7\), is computed by"):
             await client.insert("t", [{"id": 1}])
         await client.insert("t", [{"id": 1, "d": None}])
@@ -382,3 +387,25 @@ async def test_each_row_of_a_client_has_the_defaults_of_what_it_leaves_out(tmp_p
         ]
         with pytest.raises(TypeMismatch, match="NULL in NOT NULL"):
             await client.insert("t", [{"id": 4, "n": None}, {"id": 5}])
+
+
+async def test_default_in_rows_of_on_conflict_is_of_any_type(tmp_path: Path) -> None:
+    """Also of one that has no literal in the dialect, and whatever the session's zone is."""
+    async with opened(tmp_path) as (client, _, postgres):
+        await run(
+            postgres,
+            "CREATE TABLE t (id int PRIMARY KEY, a int[] DEFAULT '{1,2}', "
+            "m timestamptz DEFAULT '2024-01-02 03:04:05+00')",
+        )
+        await run(postgres, "SET TimeZone = 'Asia/Tokyo'")
+        for _ in range(2):
+            await run(
+                postgres,
+                "INSERT INTO t VALUES (1, DEFAULT, DEFAULT), (2, DEFAULT, NULL) "
+                "ON CONFLICT (id) DO UPDATE SET a = DEFAULT, m = EXCLUDED.m",
+            )
+        moment = dt.datetime(2024, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
+        assert (await client.peek("t", order_by=["id"])).to_pylist() == [
+            {"id": 1, "a": [1, 2], "m": moment},
+            {"id": 2, "a": [1, 2], "m": None},
+        ]

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from actors.doors.sql_session.context import SessionContext
+from actors.doors.sql_session.default_values import TableScope
 from actors.doors.sql_session.keyed_merge import KeyedMerge, compute_keyed_merge, read_keyed_merge
 from actors.doors.sql_session.row_values import SqlParameter
 from actors.doors.sql_session.session_variables import SessionVariables
@@ -62,7 +63,7 @@ def text(rows: str, clauses: str = UPSERT, on: str = "t.id = s.id", names: str =
 def read(statement: str, parameters: list[SqlParameter] | None = None) -> KeyedMerge | None:
     parsed = parse_statement(statement, SqlDialect.POSTGRES)
     assert isinstance(parsed, MergeStatement)
-    return read_keyed_merge(context()[0], SCHEMA, "t", parsed, parameters or [])
+    return read_keyed_merge(TableScope(context()[0], "t", SCHEMA, parameters or []), parsed)
 
 
 async def changed(statement: str) -> tuple[list[Any], list[Any], int]:
@@ -70,7 +71,7 @@ async def changed(statement: str) -> tuple[list[Any], list[Any], int]:
     found, client = context()
     merge = read(statement)
     assert merge is not None
-    change, count = await compute_keyed_merge(found, "t", SCHEMA, merge)
+    change, count = await compute_keyed_merge(TableScope(found, "t", SCHEMA), merge)
     assert len(client.asked) == len({each["id"] for each in client.asked})
     gone, come = change.delete, change.insert
     assert gone is not None
@@ -165,7 +166,7 @@ def test_what_the_transaction_has_changed_is_read_by_spark() -> None:
     found.transaction = transaction = OpenTransaction(found.variables.state())
     parsed = parse_statement(text("(1, 'a')"), SqlDialect.POSTGRES)
     assert isinstance(parsed, MergeStatement)
-    assert read_keyed_merge(found, SCHEMA, "t", parsed, []) is not None
+    assert read_keyed_merge(TableScope(found, "t", SCHEMA), parsed) is not None
     rows = pa.Table.from_pylist(ROWS, schema=SCHEMA.arrow())
     transaction.add("t", SCHEMA, PendingChange(rows, None), 1 << 20)
-    assert read_keyed_merge(found, SCHEMA, "t", parsed, []) is None
+    assert read_keyed_merge(TableScope(found, "t", SCHEMA), parsed) is None

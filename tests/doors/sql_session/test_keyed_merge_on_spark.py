@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from actors.doors.client.client import Client
-from actors.doors.sql_session import SqlSession, writing
+from actors.doors.sql_session import SqlSession, merging
 from actors.doors.sql_session.keyed_merge import read_keyed_merge
+from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.tokens import SqlDialect
 from actors.runtime.settings import Settings
 from actors.service import Service
@@ -56,12 +57,12 @@ async def test_both_ways_make_the_same_rows(
                     taken.append(merge is not None)
                     return merge
 
-                monkeypatch.setattr(writing, "read_keyed_merge", read)
-                await session.execute(session.parse(TABLE.format(name)))
-                await session.execute(session.parse(ROWS.format(name)))
+                monkeypatch.setattr(merging, "read_keyed_merge", read)
+                await session.execute(parse_statement(TABLE.format(name), session.context.dialect))
+                await session.execute(parse_statement(ROWS.format(name), session.context.dialect))
                 source = SOURCE.format(rows=found)
                 text = f"MERGE INTO {name} AS t USING {source} ON s.id = t.id {clauses}"
-                statement = session.parse(text)
+                statement = parse_statement(text, session.context.dialect)
                 taken.clear()
                 result = await session.execute(statement)
                 assert taken == [way == "keys"]

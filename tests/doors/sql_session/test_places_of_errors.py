@@ -18,11 +18,12 @@ from actors.doors.sql_session.row_values import SqlParameter
 from actors.doors.sql_session.session import SqlSession
 from actors.doors.sql_session.transaction import PendingChange
 from actors.engine.sql.dialects import to_spark
+from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.statements import TextSpan
-from actors.engine.sql.tokens import SqlDialect
+from actors.engine.sql.tokens import SqlDialect, lex_text
 from actors.engine.views.plain_views import inline_views
 from actors.model.plan.schema import TableColumn, TableSchema
-from actors.model.protocol.api import ObjectStatus
+from actors.model.protocol.api import CreateView, ObjectStatus
 from actors.runtime.errors import DefiniteError, QueryRejected, SqlSyntaxError
 from actors.runtime.settings import Settings
 
@@ -61,13 +62,8 @@ class FaultyClient:
         self._fail(sql)
         return SCHEMA
 
-    async def create_plain_view(self, name: str, sql: str, **_: Any) -> None:
-        self._fail(sql)
-
-    async def create_materialized_view(self, name: str, sql: str, **_: Any) -> None:
-        self._fail(sql)
-
-    create_subscribed_view = create_materialized_view
+    async def submit(self, statement: CreateView) -> None:
+        self._fail(statement.sql)
 
     async def explain_query(self, sql: str, **_: Any) -> str:
         self._fail(sql)
@@ -105,7 +101,7 @@ async def position(
         session.context.transaction.add("t", SCHEMA, PendingChange(None, row), 1 << 20)
     parameters = [SqlParameter(None, text, computed=True) for text in given]
     with pytest.raises((QueryRejected, DefiniteError)) as caught:
-        result = await session.execute(session.parse(statement), parameters)
+        result = await session.execute(parse_statement(statement, SqlDialect.POSTGRES), parameters)
         assert result.batches is not None
         [each async for each in result.batches]
     assert isinstance(caught.value, QueryRejected | DefiniteError)
@@ -195,7 +191,7 @@ async def test_what_nobody_wrote_has_no_place() -> None:
     assert await position("UPDATE t SET n = id", "SELECT") is None
     assert await position(f"{MERGE} WHEN MATCHED THEN DELETE", "FULL OUTER") is None
     merged = "INSERT INTO t VALUES (1, 'a', id) ON CONFLICT (id) DO NOTHING"
-    assert await position(merged, "CAST(excluded.`id`") is None
+    assert await position(merged, "CAST(`excluded`.`id`") is None
     # In the query of a view, or in rows of the transaction.
     assert await position("SELECT * FROM v WHERE name > ''", "name FROM t") is None
     assert await position("UPDATE t SET n = id", "VALUES", changed=True) is None
@@ -204,27 +200,29 @@ async def test_what_nobody_wrote_has_no_place() -> None:
 async def test_errors_of_another_text_have_no_place() -> None:
     client: Any = FaultyClient("nope", running=False)
     session = SqlSession(client, Settings(), SqlDialect.POSTGRES)
-    await session.execute(session.parse("PREPARE p AS SELECT nope FROM t"))
-    statement = session.parse("EXECUTE p")
+    await session.execute(parse_statement("PREPARE p AS SELECT nope FROM t", SqlDialect.POSTGRES))
+    statement = parse_statement("EXECUTE p", SqlDialect.POSTGRES)
     for run in (session.execute, session.describe):
         with pytest.raises(QueryRejected) as caught:
             await run(statement, ())
         assert caught.value.position is None
     client = FaultyClient("nope", running=True, late=True)
     session = SqlSession(client, Settings(), SqlDialect.POSTGRES)
-    await session.execute(session.parse("PREPARE p AS SELECT nope FROM t"))
-    result = await session.execute(session.parse("EXECUTE p"))
+    await session.execute(parse_statement("PREPARE p AS SELECT nope FROM t", SqlDialect.POSTGRES))
+    result = await session.execute(parse_statement("EXECUTE p", SqlDialect.POSTGRES))
     assert result.batches is not None
     with pytest.raises(DefiniteError) as late:
         [each async for each in result.batches]
     assert late.value.position is None
-    await session.execute(session.parse("DECLARE c CURSOR WITH HOLD FOR SELECT nope FROM t"))
+    await session.execute(
+        parse_statement("DECLARE c CURSOR WITH HOLD FOR SELECT nope FROM t", SqlDialect.POSTGRES)
+    )
     with pytest.raises(DefiniteError) as late:
-        await session.execute(session.parse("FETCH ALL FROM c"))
+        await session.execute(parse_statement("FETCH ALL FROM c", SqlDialect.POSTGRES))
     assert late.value.position is None
     text = "PREPARE q AS UPDATE t SET"
     with pytest.raises(SqlSyntaxError) as refused:
-        await session.execute(session.parse(text))
+        await session.execute(parse_statement(text, SqlDialect.POSTGRES))
     assert refused.value.position == len(text)
 
 
@@ -232,7 +230,7 @@ async def test_an_error_behind_the_first_rows_has_its_place() -> None:
     client: Any = FaultyClient("nope", running=True, late=True)
     session = SqlSession(client, Settings(), SqlDialect.POSTGRES)
     text = "SELECT $$é$$, nope FROM v"
-    result = await session.execute(session.parse(text))
+    result = await session.execute(parse_statement(text, SqlDialect.POSTGRES))
     assert result.batches is not None
     with pytest.raises(DefiniteError) as caught:
         [each async for each in result.batches]
@@ -243,12 +241,13 @@ async def test_a_parameter_that_is_not_given_is_where_it_was_written() -> None:
     session = SqlSession(FaultyClient("", running=False), Settings(), SqlDialect.POSTGRES)  # type: ignore[arg-type]
     text = "UPDATE t SET n = 1 WHERE id = $2"
     with pytest.raises(SqlSyntaxError) as caught:
-        await session.execute(session.parse(text), [SqlParameter(1, "1")])
+        await session.execute(parse_statement(text, SqlDialect.POSTGRES), [SqlParameter(1, "1")])
     assert caught.value.position == text.index("$2")
 
 
 def test_a_text_that_was_changed_has_no_places() -> None:
-    part = PlacedText.of(TextSpan(7, 8, "a"), to_spark("a"))
+    lexed = lex_text("SELECT a", SqlDialect.POSTGRES)
+    part = PlacedText.of(TextSpan(lexed, 1, 2), to_spark(lexed.part(1, 2)))
     assert joined(", ", ["x", part, part]).place_of(6) == 7
     whole = placed("SELECT ", part)
     assert whole.within("WITH b AS (SELECT a) (SELECT a)").place_of(29) == 7

@@ -13,6 +13,7 @@ from test_column_defaults import opened, run  # type: ignore[import-not-found]
 from actors.doors.client.client import Client
 from actors.doors.sql_session import SqlSession
 from actors.engine.sql.tokens import SqlDialect
+from actors.model.protocol.role_messages import ChangeRights, CreateRole
 from actors.runtime.errors import AccessDenied
 from actors.runtime.settings import Settings
 from actors.service import Service
@@ -145,9 +146,9 @@ async def test_options_of_a_source_are_its_owners_to_see(tmp_path: Path) -> None
     ):
         await client.create_source("s", {"kind": "counter", "seed": 7})
         # The first one that may log in is an administrator.
-        await client.create_role("first", login=True)
-        await client.create_role("other", login=True)
-        await client.change_rights(["other"], ["connect"], scope="service")
+        await client.submit(CreateRole(0, "first", login=True))
+        await client.submit(CreateRole(0, "other", login=True))
+        await client.submit(ChangeRights(0, ("other",), ("connect",), scope="service"))
         link = await service.connect_in_process("other")
         async with await Client._welcome(link, settings) as other:
             (found,) = await other.sources()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from actors.doors.sql_session.typed_texts import typed_literal
 from actors.engine.sql.type_names import WrittenType
 from actors.model.pgwire.sqlstate import InvalidClientData
-from actors.model.pgwire.type_map import ARRAY_OF, BYTEA, INT4, JSON, TEXT, UUID
+from actors.model.pgwire.type_oids import ARRAY_OF, BYTEA, INT4, JSON, TEXT, UUID
 from actors.model.pgwire.value_parsing import parse_text_value
 from actors.testing.postgres_server import PostgresServer
 

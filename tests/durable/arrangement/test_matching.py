@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from actors.durable.arrangement.arrangement import conform
 from actors.durable.arrangement.hashing import hash_columns
+from actors.durable.arrangement.key_conversion import conform
 from actors.model.plan.schema import arrow_type
 
 NOON = datetime.datetime(2013, 1, 1, 12, tzinfo=datetime.UTC)

@@ -80,7 +80,7 @@ def blobs(
     return _house(request, tmp_path)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres", "objects", "s3", "azure", "google"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def documents(request: pytest.FixtureRequest, tmp_path: Path) -> StoreHouse:
     """Each store of documents."""
     return _house(request, tmp_path)

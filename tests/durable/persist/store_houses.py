@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from actors.durable.object_store.bucket_store import BucketStore
 from actors.durable.persist.blob_bucket import BucketBlob
-from actors.durable.persist.consensus_bucket import BucketConsensus
 from actors.durable.persist.location import BlobStore, ConsensusStore
 from actors.durable.persist.places import open_blob, open_consensus
 from actors.runtime.kernel import SystemClock
@@ -73,8 +72,6 @@ class StoreHouse:
     async def client(self, number: int = 0, **changes: Any) -> ConsensusStore:
         """One more client, to be closed."""
         limits = replace(SETTINGS, **changes)
-        if self.kind == "objects":
-            return BucketConsensus(self._bucket(limits), "a/documents/", limits, Random(number))
         return await open_consensus(self.url, limits, CLOCK, Random(number))
 
     def _bucket(self, limits: Settings) -> BucketStore:

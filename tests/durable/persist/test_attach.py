@@ -19,8 +19,7 @@ from persist_world import (  # type: ignore[import-not-found]
     rows_of,
 )
 
-from actors.durable.persist import NewShard, PersistClient
-from actors.durable.persist import handed as guests
+from actors.durable.persist import NewShard, PersistClient, guest_leases
 from actors.durable.persist.attach import (
     ShardPlace,
     find_shard,
@@ -28,7 +27,7 @@ from actors.durable.persist.attach import (
     open_as_owner,
     place_of,
 )
-from actors.durable.persist.handed import is_guest
+from actors.durable.persist.guest_leases import is_guest
 from actors.runtime.errors import (
     InvalidUsage,
     LeaseLost,
@@ -243,7 +242,7 @@ class SlowClock(Clock):  # type: ignore[misc]
 
 
 async def test_leases_of_guests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guests, "GUEST_LEASES_MAX", 8)
+    monkeypatch.setattr(guest_leases, "GUEST_LEASES_MAX", 8)
     world = World()
     await filled(world)
     guest = world.guest()

@@ -21,13 +21,9 @@ from actors.durable.persist.location import (
     KEY_BYTES_MAX,
     CompareAndSet,
     ConsensusStore,
-    OneKeyOnly,
     VersionedData,
-    several_at_once,
 )
 from actors.runtime.errors import InvalidUsage, ResourceClosed, StorageError
-
-ONE_KEY = ("objects", "s3", "azure", "google")
 
 
 async def test_seqnos_count_changes_from_nought(documents: StoreHouse) -> None:
@@ -81,8 +77,6 @@ async def test_what_is_only_compared_stays(documents: StoreHouse) -> None:
         assert not await other.compare_and_set([CompareAndSet("a", None, b"1", kept=True)])
         assert await one.list_keys() == ["a"]
         assert await one.head("a") == VersionedData(0, b"0")
-        if documents.kind in ONE_KEY:
-            return
         fence = CompareAndSet("a", 0, b"x", kept=True)
         assert await other.compare_and_set([fence, CompareAndSet("b", None, b"1")])
         assert await one.compare_and_set([CompareAndSet("a", 0, b"2")])
@@ -105,13 +99,6 @@ async def test_a_document_may_have_any_size(documents: StoreHouse) -> None:
 async def test_several_keys_change_together_or_not_at_all(documents: StoreHouse) -> None:
     async with documents.documents() as (one, other):
         both = [CompareAndSet("a", None, b"0"), CompareAndSet("b", None, b"0")]
-        if documents.kind in ONE_KEY:
-            assert not several_at_once(one)
-            with pytest.raises(OneKeyOnly, match="a, b"):
-                await one.compare_and_set(both)
-            assert await other.list_keys() == []
-            return
-        assert several_at_once(one)
         assert await one.compare_and_set(both)
         refused = [
             [CompareAndSet("a", 0, b"1"), CompareAndSet("b", None, b"1")],
@@ -241,15 +228,13 @@ async def test_no_increment_is_lost(documents: StoreHouse) -> None:
 
 
 async def test_what_is_seen_can_have_happened_in_some_order(documents: StoreHouse) -> None:
-    several = documents.kind not in ONE_KEY
-
     async def live(
         client: ConsensusStore, who: str, instants: Iterator[int], calls: list[Call], tag: str
     ) -> None:
         draw = Random(who)
         known: dict[str, int | None] = {}
         for turn in range(6):
-            keys = draw.sample([f"{tag}x", f"{tag}y"], draw.choice([1, 2]) if several else 1)
+            keys = draw.sample([f"{tag}x", f"{tag}y"], draw.choice([1, 2]))
             began = next(instants)
             asked: Any = keys[0]
             if draw.random() < 0.4:
@@ -374,7 +359,7 @@ def test_two_clients_do_what_one_dictionary_does(documents: StoreHouse) -> None:
         drawn: Sequence[tuple[str, Any, bytes | None, bool]],
     ) -> None:
         ops = []
-        for name, expected, data, kept in drawn[: 1 if documents.kind in ONE_KEY else 3]:
+        for name, expected, data, kept in drawn[:3]:
             held = model.get(example + name)
             seqno = None if held is None else held.seqno
             right = seqno if expected == "right" else expected

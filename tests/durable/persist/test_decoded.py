@@ -10,7 +10,7 @@ import pytest
 from persist_world import SCHEMA, add  # type: ignore[import-not-found]
 
 from actors.durable.persist import NewShard, PersistClient
-from actors.durable.persist.part_store import LARGEST_SHARE, DecodedParts, held_bytes
+from actors.durable.persist.decoded_parts import LARGEST_SHARE, DecodedParts, held_bytes
 from actors.durable.persist.shard import BatchPart
 from actors.runtime.errors import StorageError
 from actors.runtime.kernel import SystemClock

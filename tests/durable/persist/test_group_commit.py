@@ -9,10 +9,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from actors.durable.persist.group_commit import ConsensusGroupCommit, PendingSet
+from actors.durable.persist.group_commit import SETS_MAX, ConsensusGroupCommit, PendingSet
 from actors.durable.persist.location import CompareAndSet
 from actors.runtime.errors import ResourceClosed, StorageError
-from actors.runtime.threshold_probes import GROUP_COMMIT
 
 
 def op(name: str) -> list[CompareAndSet]:
@@ -82,9 +81,9 @@ async def test_writers_that_keep_step_share_each_commit() -> None:
 async def test_a_group_has_so_many_sets_and_the_rest_follow() -> None:
     store = Store()
     async with anyio.create_task_group() as group:
-        for number in range(2 * GROUP_COMMIT.limit + 2):
+        for number in range(2 * SETS_MAX + 2):
             group.start_soon(store.put, f"s{number}")
-    assert [len(group) for group in store.groups] == [1, GROUP_COMMIT.limit, GROUP_COMMIT.limit, 1]
+    assert [len(group) for group in store.groups] == [1, SETS_MAX, SETS_MAX, 1]
 
 
 async def test_all_who_wait_learn_that_the_store_was_closed() -> None:

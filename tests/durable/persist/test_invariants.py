@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from actors.durable.persist.shard import (
-    FORMAT,
-    BatchPart,
-    PartList,
-    ShardBatch,
-    ShardState,
-    validate,
-)
+from actors.durable.persist.shard import FORMAT, BatchPart, PartList, ShardBatch, ShardState
+from actors.durable.persist.shard_invariants import validate
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.runtime.errors import CorruptData
 

@@ -9,7 +9,7 @@ from random import Random
 import anyio
 import pytest
 
-from actors.durable.persist.machine import Held, KeyLocks
+from actors.durable.persist.document_locks import Held, KeyLocks
 from actors.testing.patience import PATIENCE_S
 
 

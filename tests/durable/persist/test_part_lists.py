@@ -33,7 +33,7 @@ from actors.durable.persist import (
 from actors.durable.persist.documents import decode_shard, encode
 from actors.durable.persist.handed import HandedLeases
 from actors.durable.persist.memory_stores import MemoryBlob
-from actors.durable.persist.parts import decode_list, encode_list
+from actors.durable.persist.part_lists import decode_list, encode_list
 from actors.durable.persist.shard import FORMAT, PartList, ShardBatch, ShardState, shard_key
 from actors.durable.persist.verifying import verify
 from actors.runtime.errors import CorruptData, LeaseLost, StorageError

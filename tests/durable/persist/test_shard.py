@@ -28,8 +28,8 @@ from actors.durable.persist.shard import (
     is_applied,
     mark,
     sealed,
-    validate,
 )
+from actors.durable.persist.shard_invariants import validate
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.runtime.errors import (
     CorruptData,

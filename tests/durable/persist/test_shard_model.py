@@ -23,10 +23,10 @@ from actors.durable.persist.shard import (
     compacted,
     created,
     renewed,
-    validate,
     with_hold,
     without_hold,
 )
+from actors.durable.persist.shard_invariants import validate
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from suite_lanes import examples  # type: ignore[import-not-found]
 

@@ -1,13 +1,11 @@
-"""Blobs and documents in a bucket whose store fails, hangs, refuses or answers late: an error says
-rightly whether it may have happened, and nothing of ours is left half."""
+"""Blobs in a bucket whose store fails, hangs, refuses or answers late: an error says rightly
+whether it may have happened, and nothing of ours is left half."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import anyio
@@ -17,11 +15,10 @@ from msgspec.structs import replace
 from store_houses import CLOCK, PIECE, SETTINGS  # type: ignore[import-not-found]
 
 from actors.durable.persist.blob_bucket import ByteBudget
-from actors.durable.persist.consensus_bucket import BucketConsensus, escaped
-from actors.durable.persist.location import BlobStore, CompareAndSet, ConsensusStore, VersionedData
-from actors.durable.persist.places import open_blob, open_consensus
-from actors.runtime.errors import CorruptData, StorageError, StoreBusy
-from actors.testing.patience import PATIENCE_S, growing_deadlines_ms
+from actors.durable.persist.location import BlobStore
+from actors.durable.persist.places import open_blob
+from actors.runtime.errors import StorageError, StoreBusy
+from actors.testing.patience import growing_deadlines_ms
 from s3_server import KEY_ID, S3, SECRET, Fate  # type: ignore[import-not-found]
 
 LIMITS = replace(SETTINGS, store_request_retries_max=1, retry_delay_ms_max=5)
@@ -37,9 +34,6 @@ class Place:
 
     async def blob(self, **changes: Any) -> BlobStore:
         return await open_blob(self.url, replace(LIMITS, **changes), CLOCK)
-
-    async def documents(self, number: int = 0, **changes: Any) -> ConsensusStore:
-        return await open_consensus(self.url, replace(LIMITS, **changes), CLOCK, Random(number))
 
     def calls(self, method: str) -> int:
         return sum(line.startswith(f"{method} ") for line in self.s3.calls)
@@ -154,6 +148,15 @@ async def test_a_store_that_fails_for_good(place: Place, size: int, tmp_path: Pa
     await blob.set("s/a", b"z")
     place.s3.rule = always("fail", "DELETE", "POST")
     await failed(blob.delete("s/a"), determinate=False)
+
+
+async def test_a_store_that_is_asked_too_often_has_changed_nothing(place: Place) -> None:
+    blob = await place.blob()
+    place.s3.rule = always("busy", "PUT")
+    text = await failed(blob.set("s/a", b"x"), StoreBusy, determinate=True)
+    assert "asked too often (429" in text
+    place.s3.rule = lambda _: None
+    assert await blob.get("s/a") is None
 
 
 async def test_a_store_that_refuses_has_changed_nothing(place: Place) -> None:
@@ -272,137 +275,3 @@ async def test_a_room_is_shared_in_the_order_of_arrival() -> None:
             await take("never", 1)
     assert order == ["a", "b", "c", "all"]
     assert room.free == 100
-
-
-# -- documents -------------------------------------------------------------------------------------
-
-
-async def test_a_lost_answer_is_found_by_its_nonce(place: Place) -> None:
-    documents = await place.documents()
-    place.s3.rule = always("late", "PUT")
-    assert await documents.compare_and_set([CompareAndSet("a", None, b"0")])
-    assert await documents.compare_and_set([CompareAndSet("a", 0, b"1")])
-    assert await documents.head("a") == VersionedData(1, b"1")
-    assert await documents.compare_and_set([CompareAndSet("a", 1, None)])
-    assert place.calls("PUT") == 3
-
-
-async def test_a_store_that_is_asked_too_often_is_asked_again_later(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    documents, slept = await place.documents(), []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    monkeypatch.setattr(anyio, "sleep", sleep)
-    place.s3.rule = first("busy", "PUT")
-    assert await documents.compare_and_set([CompareAndSet("a", None, b"0")])
-    assert [seconds >= 0.5 for seconds in slept] == [True]
-    place.s3.rule = always("busy", "PUT")
-    place.s3.calls.clear()
-    text = await failed(
-        documents.compare_and_set([CompareAndSet("a", 0, b"1")]), StoreBusy, determinate=True
-    )
-    assert "asked too often (429" in text
-    assert place.calls("PUT") == LIMITS.store_request_retries_max + 1
-    place.s3.rule = lambda _: None
-    assert await documents.head("a") == VersionedData(0, b"0")
-
-
-@pytest.mark.parametrize("fate", ["fail", "hang"])
-async def test_a_set_that_did_not_happen_may_still_happen(place: Place, fate: Fate) -> None:
-    for timeout_ms in growing_deadlines_ms():
-        limits = {"store_request_timeout_ms": timeout_ms} if fate == "hang" else {}
-        key = f"a{timeout_ms}"
-        with suppress(StorageError):
-            documents = await place.documents(**limits)
-            assert await documents.compare_and_set([CompareAndSet(key, None, b"0")])
-            break
-    place.s3.rule = always(fate, "PUT")
-    place.s3.calls.clear()
-    async with ticking() as turns:
-        await failed(documents.compare_and_set([CompareAndSet(key, 0, b"1")]), determinate=False)
-        assert fate == "fail" or turns() > 10
-    assert place.calls("PUT") == 1, "a conditional write is never repeated unseen"
-    place.s3.release()
-    assert await documents.head(key) == VersionedData(0, b"0")
-
-
-async def test_an_answer_and_the_look_for_it_are_lost(place: Place) -> None:
-    documents = await place.documents()
-    assert await documents.compare_and_set([CompareAndSet("a", None, b"0")])
-    wrote = threading.Event()
-
-    def rule(line: str) -> Fate:
-        if line.startswith("PUT"):
-            wrote.set()
-            return "late"
-        return "fail" if wrote.is_set() else None
-
-    place.s3.rule = rule
-    await failed(documents.compare_and_set([CompareAndSet("a", 0, b"1")]), determinate=False)
-    place.s3.rule = lambda _: None
-    assert await documents.head("a") == VersionedData(1, b"1")
-
-
-async def test_reads_and_refusals_are_determinate(place: Place) -> None:
-    documents = await place.documents()
-    place.s3.rule = always("fail", "GET")
-    await failed(documents.head("a"), determinate=True)
-    await failed(documents.list_keys(), determinate=True)
-    await failed(documents.compare_and_set([CompareAndSet("a", None, b"0")]), determinate=True)
-    assert place.calls("PUT") == 0
-    place.s3.rule = always("deny", "PUT")
-    await failed(documents.compare_and_set([CompareAndSet("a", None, b"0")]), determinate=True)
-    assert place.calls("PUT") == 1
-    place.s3.rule = lambda _: None
-    assert await documents.head("a") is None
-
-
-async def test_the_same_again_is_another_version(place: Place) -> None:
-    """A writer that was held up between its read and its write while the document was deleted and
-    came again, byte for byte, does not write over it unseen."""
-    slow, quick = await place.documents(), await place.documents(1)
-    assert await quick.compare_and_set([CompareAndSet("a", None, b"same")])
-    arrived, go = threading.Event(), threading.Event()
-
-    def rule(line: str) -> Fate:
-        if line.startswith("PUT") and not arrived.is_set():
-            arrived.set()
-            go.wait(PATIENCE_S)
-        return None
-
-    place.s3.rule = rule
-    patient = await open_consensus(place.url, SETTINGS, CLOCK, Random(2))
-    del slow
-    async with anyio.create_task_group() as group:
-        group.start_soon(patient.compare_and_set, [CompareAndSet("a", 0, b"mine")])
-        await anyio.to_thread.run_sync(arrived.wait)
-        assert await quick.compare_and_set([CompareAndSet("a", 0, None)])
-        assert await quick.compare_and_set([CompareAndSet("a", None, b"same")])
-        place.s3.calls.clear()
-        go.set()
-    # The first was refused; asked anew, seqno 0 was what it expected.
-    assert place.calls("PUT") == 1
-    assert await quick.head("a") == VersionedData(1, b"mine")
-
-
-async def test_every_flipped_byte_is_found(place: Place) -> None:
-    documents = await open_consensus(place.url, SETTINGS, CLOCK, Random(0))
-    assert isinstance(documents, BucketConsensus)
-    backend = moto.s3.models.s3_backends["123456789012"]["aws"]
-    key = f"x/documents/{escaped('a')}"
-    assert await documents.compare_and_set([CompareAndSet("a", None, b"data")])
-    whole = place.s3.get(place.bucket, key)
-    damaged = [
-        whole[:place_] + bytes([whole[place_] ^ 1]) + whole[place_ + 1 :]
-        for place_ in range(len(whole))
-    ]
-    damaged += [whole[:size] for size in range(len(whole))]
-    for body in damaged:
-        backend.put_object(place.bucket, key, body)
-        with pytest.raises(CorruptData, match="'a'"):
-            await documents.head("a")
-    backend.put_object(place.bucket, key, whole)
-    assert await documents.head("a") == VersionedData(0, b"data")

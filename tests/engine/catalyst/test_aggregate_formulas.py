@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.engine.catalyst.aggregates import formula_call, values_of_rows
+from actors.engine.catalyst.aggregate_formulas import formula_call, values_of_rows
 from actors.engine.catalyst.blocks import ColumnBinding, WrittenExpression
 from actors.engine.catalyst.expressions import ExpressionWriter
 from actors.engine.catalyst.function_calls import FunctionNames

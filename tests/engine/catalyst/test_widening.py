@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.engine.catalyst.plan_tree import TreeNode
-from actors.engine.catalyst.temporal import common_type, strip_widening_casts
+from actors.engine.catalyst.widening_casts import common_type, strip_widening_casts
 
 PACKAGE = "org.apache.spark.sql.catalyst.expressions."
 

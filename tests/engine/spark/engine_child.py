@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,19 @@ from actors.runtime.frames import HEADER, FrameCodec
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TracedMessage
 
+WITH_CONSTANTS = """
+import json, sys
+from importlib import import_module
+for name, value in json.loads(sys.argv[2]).items():
+    module, constant = name.split(".")
+    module = import_module(f"actors.engine.spark.{module}")
+    assert getattr(module, constant) != value, name
+    setattr(module, constant, value)
+from actors.engine.spark.child import main
+main(sys.argv[1:2])
+"""
+"""The child's program, with other constants."""
+
 
 class ChildProcess:
     """A child and the parent's end of its socket, synchronously."""
@@ -34,8 +49,11 @@ class ChildProcess:
         java: JavaHome | None,
         *,
         archive: Path | None = None,
+        constants: Mapping[str, int] | None = None,
         **env: str,
     ) -> None:
+        """Start a child. `constants`: other values of constants of `actors.engine.spark`, each by
+        its module and name."""
         scratch.mkdir(exist_ok=True)
         self.scratch = scratch
         self.settings = settings
@@ -45,9 +63,12 @@ class ChildProcess:
         source = str(Path(next(iter(actors.__path__))).parent)
         home = {} if java is None else {"JAVA_HOME": str(java.home)}
         environment = os.environ | home | {"PYTHONPATH": source} | env
+        program = ["-m", "actors.engine.spark.child", str(theirs.fileno())]
+        if constants is not None:
+            program = ["-c", WITH_CONSTANTS, str(theirs.fileno()), json.dumps(constants)]
         with self.log.open("ab") as log, theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "actors.engine.spark.child", str(theirs.fileno())],
+                [sys.executable, *program],
                 pass_fds=[theirs.fileno()],
                 stdout=log,
                 stderr=log,

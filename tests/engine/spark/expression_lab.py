@@ -23,12 +23,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from actors.engine.catalyst.expressions import ExpressionWriter
-from actors.engine.catalyst.literals import NotRendered, quote_name
+from actors.engine.catalyst.literals import NotRendered
 from actors.engine.catalyst.plan_tree import TreeNode, parse_tree, walk
 from actors.engine.catalyst.special_forms import type_of
 from actors.engine.spark.catalyst_front import function_names
 from actors.engine.spark.class_archive import archive_options
 from actors.engine.spark.java import java_object
+from actors.model.plan.schema import quote
 
 CHARACTERS_MAX = 10_000_000
 BATCH = 32
@@ -86,7 +87,7 @@ class ExpressionLab:
         names: dict[int, str] = {}
         for node in walk(tree):
             for output in node.fields.get("output") or ():
-                names[output.fields["exprId"]] = quote_name(output.fields["name"])
+                names[output.fields["exprId"]] = quote(output.fields["name"])
         writer = ExpressionWriter(
             self.functions, names.__getitem__, ansi=self.ansi, raw_strings=self.raw
         )

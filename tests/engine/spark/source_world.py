@@ -25,7 +25,7 @@ from actors.durable.persist import (
 )
 from actors.durable.persist.attach import ShardPlace, open_as_guest
 from actors.durable.persist.documents import decode_shard, encode
-from actors.durable.persist.handed import guest_lease, is_guest
+from actors.durable.persist.guest_leases import guest_lease, is_guest
 from actors.durable.persist.schemas import SchemaEvolved
 from actors.engine.spark.source.data_source import FilteringReader, PenstockDataSource
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema

@@ -110,7 +110,9 @@ def bucket_child(
 ) -> ChildProcess:
     """A child whose Spark may read the bucket, and reads files of any size itself."""
     variables = s3_server.variables(s3) | {"PYSPARK_PYTHON": sys.executable} | env
-    return ChildProcess(folder, for_short_lives(bucket_settings(conf)), java, **variables)
+    settings = for_short_lives(bucket_settings(conf))
+    constants = {"bucket_parts.SCAN_TASK_BYTES": 200_000}
+    return ChildProcess(folder, settings, java, constants=constants, **variables)
 
 
 def bucket_settings(conf: dict[str, str], spark_master: str = "local[2]") -> Settings:
@@ -118,10 +120,9 @@ def bucket_settings(conf: dict[str, str], spark_master: str = "local[2]") -> Set
         spark_master=spark_master,
         spark_conf=conf,
         engine_jobs_in_flight_max=2,
-        kernel_limits={"engine_local_bytes": 1},
+        engine_inline_bytes_max=1,
         store_request_timeout_ms=60_000,
         store_request_retries_max=1,
-        engine_scan_task_bytes=200_000,
         engine_collected_bytes_max=1_000_000,
     )
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from actors.engine.spark import child as module
-from actors.engine.spark.child import LEFTOVER_JOBS_MAX, EngineChild
+from actors.engine.spark.child import LEFTOVER_BYTES_MAX, LEFTOVER_JOBS_MAX, EngineChild
 from actors.engine.spark.jobs import JobTicket, TaskCounts
 from actors.model.plan.jobs import AnalyzeStatement, Answer, JobFailed, JobProgress
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import LEFTOVER_ROWS
 from actors.testing.patience import PATIENCE_S
 
 CHANCES = 5
@@ -127,7 +126,7 @@ def uncollected() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("frame_bytes", "due"),
-    [(LEFTOVER_ROWS.default // 2, 3), (LEFTOVER_ROWS.default + 1, 1), (0, LEFTOVER_JOBS_MAX)],
+    [(LEFTOVER_BYTES_MAX // 2, 3), (LEFTOVER_BYTES_MAX + 1, 1), (0, LEFTOVER_JOBS_MAX)],
 )
 @pytest.mark.usefixtures("uncollected")
 def test_what_jobs_leave_is_freed_after_large_ones_or_many(frame_bytes: int, due: int) -> None:

@@ -85,10 +85,10 @@ async def far_service(
             "spark.executor.extraJavaOptions": quick_java(java),
         },
         engine_jobs_in_flight_max=2,
-        engine_inline_bytes_max=64 * 1024,
+        engine_inline_bytes_max=500_000,
         engine_collected_bytes_max=64 * 1024,
         lookup_rows_max=5_000,
-        kernel_limits={"engine_small_bytes": 500_000, "engine_prepared_bytes": 500_000},
+        prepared_slot_bytes_max=500_000,
     )
     async with (
         Service(for_short_lives(settings)) as service,

@@ -96,7 +96,6 @@ async def test_a_large_view_goes_by_files_and_loses_nothing(tmp_path: Path) -> N
         listen="127.0.0.1:0",
         engine_collected_bytes_max=1,
         spark_conf={"spark.driver.maxResultSize": "1m"},
-        kernel_limits={"hydration_piece_rows": 5_000},
     )
     async with (
         Service(for_short_lives(settings)) as service,

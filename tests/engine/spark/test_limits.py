@@ -44,12 +44,13 @@ def test_brackets_are_counted_where_they_nest(text: str, depth: int) -> None:
     assert nesting_of(text) == depth
 
 
-def test_a_text_that_is_nested_deeper_than_the_settings_allow_is_refused(
+def test_a_text_that_is_nested_deeper_than_is_allowed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SparkEngine, "_sessions", lambda _: None)
     engine: Any = SparkEngine.__new__(SparkEngine)
-    engine.settings, engine.out, engine._steps = Settings(engine_nesting_max=2), tmp_path, None
+    monkeypatch.setattr("actors.engine.spark.steps.NESTING_MAX", 2)
+    engine.settings, engine.out, engine._steps = Settings(), tmp_path, None
     engine._here, engine._parts = True, None
     slot = engine.slot()
     slot.check_size("(a) + (b) + ((c))")

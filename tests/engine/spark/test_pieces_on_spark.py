@@ -50,7 +50,7 @@ async def test_a_nested_view_of_many_rows_is_computed_in_pieces(tmp_path: Path) 
         state_dir=str(tmp_path / "state"),
         listen="127.0.0.1:0",
         engine_plan_nodes_max=8,
-        kernel_limits={"engine_small_bytes": SMALL_BYTES},
+        engine_inline_bytes_max=SMALL_BYTES,
     )
     assert rows(0, ROWS).nbytes > 2 * SMALL_BYTES
     async with (

@@ -261,9 +261,15 @@ def rows_of(schema: TableSchema, rows: list[Any]) -> JobRows:
 @pytest.fixture(scope="module")
 def compiling(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterator[ChildProcess]:
     """A child to which two rows are many, and most steps too large to be small."""
-    limits = {"prepared_few_rows": 2, "engine_small_bytes": 300}
-    settings = Settings(spark_master="local[1]", engine_jobs_in_flight_max=1, kernel_limits=limits)
-    made = ChildProcess(tmp_path_factory.mktemp("compiling"), for_short_lives(settings), java)
+    settings = Settings(
+        spark_master="local[1]", engine_jobs_in_flight_max=1, engine_inline_bytes_max=300
+    )
+    made = ChildProcess(
+        tmp_path_factory.mktemp("compiling"),
+        for_short_lives(settings),
+        java,
+        constants={"prepared.INTERPRETED_ROWS_MAX": 2},
+    )
     yield made
     made.close()
 
@@ -583,8 +589,8 @@ def test_a_rehearsed_plan_is_there_and_a_step_waits_for_it(child: ChildProcess) 
 @pytest.mark.long
 def test_a_step_uses_a_wider_plan_until_its_own_pays(tmp_path: Path, java: JavaHome) -> None:
     """One of more changes and of several times serves it, with the same rows."""
-    settings = Settings(spark_master="local[1]", kernel_limits={"prepared_wider_uses": 2})
-    child = ChildProcess(tmp_path, for_short_lives(settings), java)
+    settings = for_short_lives(Settings(spark_master="local[1]"))
+    child = ChildProcess(tmp_path, settings, java, constants={"prepared.WIDER_USES_MAX": 2})
     for plan, last, inputs in (("union", 0, "d0 d1"), ("three", 1, "d0 d1 d2 s0 s1 s2")):
         name = prepare(child, plan_of(*PLANS[plan]))
         before = slots_of(child)

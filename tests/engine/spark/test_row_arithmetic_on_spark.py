@@ -10,8 +10,10 @@ import pyarrow as pa
 import pytest
 from engine_child import ChildProcess, job_id, table_of  # type: ignore[import-not-found]
 
-from actors.doors.sql_session.row_arithmetic import computed_array
+from actors.doors.sql_session.row_arithmetic import arithmetic_of, computed_array
 from actors.doors.sql_session.row_values import NotLocal
+from actors.engine.sql.statements import composed
+from actors.engine.sql.tokens import SqlDialect
 from actors.model.plan.jobs import JobRows, SelectContents
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.model.plan.updates import to_ipc
@@ -62,7 +64,8 @@ def test_spark_computes_the_same(child: ChildProcess) -> None:
     for _ in range(600):
         text, column = drawn(random), random.choice(SCHEMA.columns)
         try:
-            found = computed_array(text, rows, SCHEMA, "x", column)
+            node = arithmetic_of(composed(SqlDialect.SPARK, text), ())
+            found = computed_array(node, rows, SCHEMA, "x", column)
         except NotLocal:
             continue
         here.append((text, column, found.to_pylist()))

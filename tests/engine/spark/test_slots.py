@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.spark.prepared import (
+from actors.engine.spark.slot_files import (
     KEPT_BYTES_MAX,
     SlotBusy,
     SlotOverflow,

@@ -28,15 +28,16 @@ from source_world import (  # type: ignore[import-not-found]
     spark_schema,
 )
 
-from actors.durable.persist import ShardAppend
+from actors.durable.persist import ShardAppend, guest_leases
 from actors.durable.persist import handed as handed_leases
 from actors.durable.persist.attach import ShardPlace, open_as_guest
 from actors.durable.persist.handed import HandedLeases
 from actors.engine.spark.source import reading
 from actors.engine.spark.source.data_source import FilteringReader
-from actors.engine.spark.source.options import checks_of, passing, read_options
+from actors.engine.spark.source.options import read_options
 from actors.engine.spark.source.planning import load
-from actors.engine.spark.source.rows import TASKS_MAX, SuspectHashes, grouped
+from actors.engine.spark.source.pushed_filters import checks_of, passing
+from actors.engine.spark.source.read_tasks import TASKS_MAX, SuspectHashes, grouped
 from actors.engine.spark.spark_releases import pushed_filter
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.model.plan.updates import error_update
@@ -519,7 +520,7 @@ class Clock(SystemClock):
 
 
 def test_handed_leases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handed_leases, "GUEST_LEASES_MAX", 8)
+    monkeypatch.setattr(guest_leases, "GUEST_LEASES_MAX", 8)
     world.append(10, [(1, "a", 3, 1)])
     clock = Clock()
 

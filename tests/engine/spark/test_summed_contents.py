@@ -72,9 +72,8 @@ MANY = 8_000
 @pytest.fixture(scope="module")
 def reading(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterator[ChildProcess]:
     """A child that leaves the smallest file to Spark; larger ones are several partitions."""
-    limits = {"engine_local_bytes": 1, "engine_small_bytes": 64 * 1024}
     settings = Settings(
-        spark_master="local[2]", kernel_limits=limits, prepared_slot_bytes_max=64 * 1024
+        spark_master="local[2]", engine_inline_bytes_max=1, prepared_slot_bytes_max=64 * 1024
     )
     made = ChildProcess(tmp_path_factory.mktemp("reading"), for_short_lives(settings), java)
     yield made
@@ -240,18 +239,23 @@ def drawn_history(schema: TableSchema, dice: random.Random) -> list[list[tuple[A
 @pytest.fixture(
     scope="module",
     params=[True, False],
-    ids=["touched keys", "all rows"],
+    ids=["few rows", "many rows"],
 )
 def scanning(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, java: JavaHome
 ) -> Iterator[ChildProcess]:
-    """A child that leaves the smallest file to Spark."""
+    """A child that leaves the smallest file to Spark, or to which any rows are many, besides."""
     if request.param:
         yield request.getfixturevalue("reading")
         return
-    limits = {"engine_local_bytes": 1, "retracting_bytes": 1}
-    settings = for_short_lives(Settings(spark_master="local[2]", kernel_limits=limits))
-    made = ChildProcess(tmp_path_factory.mktemp("scanning"), settings, java)
+    settings = for_short_lives(Settings(spark_master="local[2]", engine_inline_bytes_max=1))
+    constants = {
+        "bridge.BATCH_ROWS": 2,
+        "bridge.LOCAL_BYTES_MAX": 0,
+        "difference.REPEATED_ROWS_MAX": 0,
+        "stored_contents.BROADCAST_BYTES_MAX": 0,
+    }
+    made = ChildProcess(tmp_path_factory.mktemp("scanning"), settings, java, constants=constants)
     yield made
     made.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.engine.spark.translate import PlanTranslator, SessionRelation, leaves, quote, times_diff
+from actors.engine.spark.translate import PlanTranslator, SessionRelation, leaves, times_diff
 from actors.model.plan.delta import (
     AccumulateTotals,
     AdditiveMeasure,
@@ -22,7 +22,7 @@ from actors.model.plan.delta import (
     columns_of,
 )
 from actors.model.plan.relational import NamedExpression
-from actors.model.plan.schema import TableColumn, TableSchema
+from actors.model.plan.schema import TableColumn, TableSchema, quote
 from actors.runtime.errors import InvalidUsage
 
 SCHEMA = TableSchema((TableColumn("k", "bigint"), TableColumn("a b", "char(3)")))
@@ -31,9 +31,9 @@ OTHER = SelectColumns(NamedInput("s1", ("k",)), (NamedExpression("j", "k"),))
 PAIR = PairRows(SOURCE, OTHER, (("k", "j"),))
 
 
-def translator(*, small: bool, size: int = 10) -> PlanTranslator:
+def translator(*, small: bool, size: int = 10, changes: int = 10) -> PlanTranslator:
     relations = {
-        "d0": SessionRelation(SCHEMA, "__d0", 10),
+        "d0": SessionRelation(SCHEMA, "__d0", changes),
         "s1": SessionRelation(SCHEMA, "__s1", size),
     }
     return PlanTranslator(relations, lambda node: {}, interval=(1, 2), small=small)
@@ -56,6 +56,7 @@ def test_small_steps_have_no_exchange_and_large_ones_broadcast_what_is_small() -
     large = translator(small=False, size=1 << 30).text(PAIR)
     assert "BROADCAST(__l)" in large
     assert "COALESCE" not in large
+    assert "BROADCAST" not in translator(small=False, size=1 << 30, changes=1 << 30).text(PAIR)
 
 
 def test_an_input_without_rows_is_an_empty_select() -> None:

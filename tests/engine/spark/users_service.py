@@ -11,7 +11,7 @@ from typing import Any
 
 from actors import Client, Service, Settings
 from actors.durable.persist import PersistClient
-from actors.durable.persist.verifying import CATALOG, objects_of, shard_of
+from actors.durable.persist.catalog_objects import CATALOG, objects_of, shard_of
 from actors.engine.spark.java import JavaHome
 from actors.runtime.kernel import SystemClock
 from actors.testing.engine import in_memory_engine

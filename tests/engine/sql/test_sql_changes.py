@@ -5,17 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sql_shown import POSTGRES, SPARK, parsed  # type: ignore[import-not-found]
+from sql_shown import POSTGRES, SPARK, changed, parsed  # type: ignore[import-not-found]
 
 from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.statements import (
+    ChangeStatement,
     CopyOptions,
     CopyStatement,
-    CreateRoleStatement,
     InsertStatement,
     MergeStatement,
 )
 from actors.engine.sql.tokens import SqlDialect
+from actors.model.protocol.role_messages import (
+    AlterRole,
+    ChangeRights,
+    CreateRole,
+    DropRoles,
+    RoleStatement,
+)
+from actors.runtime.errors import ObjectExists
 
 
 def assigned(*pairs: tuple[str, str]) -> tuple[dict[str, Any], ...]:
@@ -224,84 +232,92 @@ def test_copies(text: str, wanted: dict[str, Any], options: CopyOptions) -> None
     assert shown == {"is": "Copy", **wanted}
 
 
-ROLES: list[tuple[str, dict[str, Any]]] = [
-    ("CREATE ROLE r", {"is": "CreateRole", "name": "r"}),
+ROLES: list[tuple[str, RoleStatement, dict[str, Any]]] = [
+    ("CREATE ROLE r", CreateRole(0, "r"), {}),
     (
         "CREATE USER IF NOT EXISTS u WITH PASSWORD 'it''s'",
-        {"is": "CreateRole", "name": "u", "if_not_exists": True,
-         "options": {"is": "RoleOptions", "login": True, "password": "secret it's"}},
+        CreateRole(0, "u", login=True),
+        {"skipped": (ObjectExists,), "password": "secret it's"},
     ),
+    ("CREATE USER u NOLOGIN", CreateRole(0, "u"), {}),
     (
         "CREATE ROLE r LOGIN ENCRYPTED PASSWORD 'x'",
-        {"is": "CreateRole", "name": "r",
-         "options": {"is": "RoleOptions", "login": True, "password": "secret x"}},
+        CreateRole(0, "r", login=True),
+        {"password": "secret x"},
     ),
+    ("ALTER USER r NOLOGIN PASSWORD NULL", AlterRole(0, "r", login=False, verifier=""), {}),
+    ("ALTER ROLE r PASSWORD 'x'", AlterRole(0, "r"), {"password": "secret x"}),
+    ("DROP ROLE IF EXISTS a, b", DropRoles(0, ("a", "b"), if_exists=True), {}),
     (
-        "ALTER USER r NOLOGIN PASSWORD NULL",
-        {"is": "AlterRole", "name": "r",
-         "options": {"is": "RoleOptions", "login": False, "no_password": True}},
-    ),
-    ("DROP ROLE IF EXISTS a, b", {"is": "DropRoles", "names": ("a", "b"), "if_exists": True}),
-    (
-        "GRANT read, write ON t, s.v TO a, b",
-        {"is": "Grant", "rights": ("read", "write"), "scope": "objects",
-         "names": (("t",), ("s", "v")), "roles": ("a", "b")},
+        "GRANT read, write ON t, public.v TO a, b",
+        ChangeRights(0, ("a", "b"), ("read", "write"), "objects", ("t", "v")),
+        {},
     ),
     (
         "GRANT SELECT, INSERT, UPDATE ON TABLE t TO a",
-        {"is": "Grant", "rights": ("read", "write"), "scope": "objects", "names": (("t",),),
-         "roles": ("a",)},
+        ChangeRights(0, ("a",), ("read", "write"), "objects", ("t",)),
+        {},
     ),
     (
         "GRANT ALL PRIVILEGES ON ALL TABLES TO a",
-        {"is": "Grant", "rights": ("read", "write"), "scope": "all tables", "roles": ("a",)},
+        ChangeRights(0, ("a",), ("read", "write"), "tables"),
+        {},
     ),
     (
-        "GRANT ALL ON ALL TABLES IN SCHEMA s TO a",
-        {"is": "Grant", "rights": ("read", "write"), "scope": "all tables", "names": (("s",),),
-         "roles": ("a",)},
+        "GRANT ALL ON ALL TABLES IN SCHEMA public TO a",
+        ChangeRights(0, ("a",), ("read", "write"), "tables"),
+        {},
     ),
-    (
-        "GRANT create ON SCHEMA s TO a",
-        {"is": "Grant", "rights": ("create",), "scope": "schema", "names": (("s",),),
-         "roles": ("a",)},
-    ),
-    (
-        "GRANT admin TO a",
-        {"is": "Grant", "rights": ("admin",), "scope": "service", "roles": ("a",)},
-    ),
+    ("GRANT create ON SCHEMA public TO a", ChangeRights(0, ("a",), ("create",)), {}),
+    ("GRANT admin TO a", ChangeRights(0, ("a",), ("admin",)), {}),
     (
         "GRANT connect, EXECUTE CODE TO a",
-        {"is": "Grant", "rights": ("connect", "execute code"), "scope": "service",
-         "roles": ("a",)},
+        ChangeRights(0, ("a",), ("connect", "execute code")),
+        {},
     ),
-    (
-        "REVOKE Execute Code FROM a",
-        {"is": "Revoke", "rights": ("execute code",), "scope": "service", "roles": ("a",)},
-    ),
+    ("REVOKE Execute Code FROM a", ChangeRights(0, ("a",), ("execute code",), revoke=True), {}),
     (
         "REVOKE read ON MATERIALIZED VIEW v FROM a CASCADE",
-        {"is": "Revoke", "rights": ("read",), "scope": "objects", "names": (("v",),),
-         "roles": ("a",)},
+        ChangeRights(0, ("a",), ("read",), "objects", ("v",), revoke=True),
+        {},
     ),
-    (
-        "REVOKE create FROM a",
-        {"is": "Revoke", "rights": ("create",), "scope": "service", "roles": ("a",)},
-    ),
-    ("CREATE TOKEN FOR ROLE a", {"is": "CreateToken", "role": "a"}),
-    ("CREATE TOKEN FOR a", {"is": "CreateToken", "role": "a"}),
-    ("DROP TOKENS FOR USER a", {"is": "DropTokens", "role": "a"}),
-    ("SHOW ROLES", {"is": "ShowRoles"}),
-    ("SHOW GRANTS", {"is": "ShowGrants"}),
-    ("SHOW GRANTS ON s.t", {"is": "ShowGrants", "object": ("s", "t")}),
-    ("SHOW GRANTS FOR ROLE a", {"is": "ShowGrants", "role": "a"}),
-    ("SHOW GRANTS ON t FOR a", {"is": "ShowGrants", "object": ("t",), "role": "a"}),
-]  # fmt: skip
+    ("REVOKE create FROM a", ChangeRights(0, ("a",), ("create",), revoke=True), {}),
+    ("DROP TOKENS FOR USER a", AlterRole(0, "a", drop_tokens=True), {}),
+]
 
 
 @pytest.mark.parametrize("dialect", [SPARK, POSTGRES])
-@pytest.mark.parametrize(("text", "wanted"), ROLES)
-def test_roles(text: str, wanted: dict[str, Any], dialect: SqlDialect) -> None:
+@pytest.mark.parametrize(("text", "request_", "more"), ROLES)
+def test_roles(
+    text: str, request_: RoleStatement, more: dict[str, Any], dialect: SqlDialect
+) -> None:
+    _, _, requests, found = changed(text, dialect)
+    assert (requests, found) == ((request_,), more)
+
+
+@pytest.mark.parametrize("scope", ["SCHEMA s", "ALL TABLES IN SCHEMA public, s"])
+def test_rights_are_in_the_one_schema(scope: str) -> None:
+    _, _, requests, more = changed(f"GRANT read ON {scope} TO a")
+    assert requests == ()
+    assert more == {"refused": "schema s does not exist: there is public"}
+
+
+@pytest.mark.parametrize("dialect", [SPARK, POSTGRES])
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("CREATE TOKEN FOR ROLE a", {"is": "CreateToken", "role": "a"}),
+        ("CREATE TOKEN FOR a", {"is": "CreateToken", "role": "a"}),
+        ("SHOW ROLES", {"is": "ShowRoles"}),
+        ("SHOW GRANTS", {"is": "ShowGrants"}),
+        ("SHOW GRANTS ON s.t", {"is": "ShowGrants", "object": ("s", "t")}),
+        ("SHOW GRANTS FOR ROLE a", {"is": "ShowGrants", "role": "a"}),
+        ("SHOW GRANTS ON t FOR a", {"is": "ShowGrants", "object": ("t",), "role": "a"}),
+    ],
+)
+def test_tokens_and_questions_about_roles(
+    text: str, wanted: dict[str, Any], dialect: SqlDialect
+) -> None:
     assert parsed(text, dialect) == wanted
 
 
@@ -309,7 +325,7 @@ def test_a_password_is_not_shown() -> None:
     text = "CREATE ROLE r PASSWORD 'opensesame'"
     found = parse_statement(text)
     assert "opensesame" not in repr(found)
-    assert isinstance(found, CreateRoleStatement)
-    secret = found.options.password
+    assert isinstance(found, ChangeStatement)
+    secret = found.password
     assert secret is not None
     assert text[secret.start : secret.end] == "'opensesame'"

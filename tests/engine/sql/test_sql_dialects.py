@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -10,10 +11,16 @@ from hypothesis import strategies as st
 
 from actors.doors.sql_session.typed_texts import typed_literal
 from actors.doors.sql_session.written_times import WrittenTimes
-from actors.engine.sql.dialects import to_spark
-from actors.engine.sql.tokens import SqlDialect, lex_sql, name_value, text_value
+from actors.engine.sql import dialects
+from actors.engine.sql.dialects import SparkText
+from actors.engine.sql.tokens import SqlDialect, lex_sql, lex_text, name_value, text_value
 from actors.engine.sql.type_names import WrittenType
 from actors.runtime.errors import SqlSyntaxError
+
+
+def to_spark(text: str, *given: Any, **more: Any) -> SparkText:
+    return dialects.to_spark(lex_text(text, SqlDialect.POSTGRES), *given, **more)
+
 
 POSTGRES = SqlDialect.POSTGRES
 

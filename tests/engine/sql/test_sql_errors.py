@@ -322,9 +322,11 @@ def test_no_text_does_anything_else(text: str, dialect: SqlDialect) -> None:
         split = split_statements(text, dialect)
     except SqlSyntaxError:
         return
-    for offset, part in split:
-        assert text[offset : offset + len(part)] == part
-        assert part.strip()
+    for each in split:
+        assert text[each.start : each.start + len(each.text)] == each.text
+        assert each.text
+        for token in each.tokens:
+            assert text[token.start : token.end] == token.text
 
 
 @pytest.mark.parametrize(

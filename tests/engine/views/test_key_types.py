@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from actors.durable.arrangement.arrangement import conform
+from actors.durable.arrangement.key_conversion import conform
 from actors.engine.views.operators import is_key_comparable
 from actors.model.plan.schema import arrow_type
 

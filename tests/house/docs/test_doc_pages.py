@@ -37,8 +37,8 @@ from doc_pages import Step, compiled, steps_of  # type: ignore[import-not-found]
 
 from actors import Client, Settings
 from actors.durable.persist.attach import ShardPlace, open_as_guest
+from actors.durable.persist.catalog_objects import CATALOG, objects_of, shard_of
 from actors.durable.persist.handed import HandedLeases
-from actors.durable.persist.verifying import CATALOG, objects_of, shard_of
 from actors.runtime.kernel import SystemClock
 from actors.testing.postgres_server import NoPostgres, PostgresServer, postgres_server
 from s3_server import KEY_ID, SECRET, serving  # type: ignore[import-not-found]
@@ -83,7 +83,7 @@ class House:
             "AWS_ENDPOINT_URL": self.bucket.url,
             "AWS_ALLOW_HTTP": "true",
             "AWS_REGION": "us-east-1",
-            "PENSTOCK_DB": "a password",
+            "DB_PASSWORD": "a password",
             "PENSTOCK_SECRET_SHOP": "a password",
             "PENSTOCK_COPY_DIR": str(folder / "copies"),
             "PENSTOCK_SOURCE_DIRS": str(folder),
@@ -114,17 +114,15 @@ class House:
             "/data/": f"{folder}/data/",
             "TENANT": TENANT,
             "TIMELINE": TIMELINE,
-            '"0a0a…"': f'"{TENANT}"',
-            '"0b0b…"': f'"{TIMELINE}"',
             "127.0.0.1:9464": "127.0.0.1:0",
-            "scale=0.1": "scale=0.001",
+            "scale 0.1": "scale 0.001",
             "IP:10.0.0.5": "IP:127.0.0.1",
         }
         if self.postgres is not None:
             port = self.postgres.port
             self.instead |= {
                 "postgresql://penstock@db/state?": f"postgresql://bench@127.0.0.1:{port}/postgres?",
-                "host=db.example": f"host=127.0.0.1 -o port={port}",
+                "host 'db.example'": f"host '127.0.0.1', port {port}",
                 '"host": "db.example"': f'"host": "127.0.0.1", "port": {port}',
             }
 
@@ -338,8 +336,9 @@ async def sources_postgres(reader: Reader, page: Path) -> None:
 
 async def sources_wal(reader: Reader, page: Path) -> None:
     await reader.push()
-    (config,) = [step.text for step in steps_of(page) if step.kind == "json"]
-    (reader.shell.folder / "log.json").write_text(reader.house.placed(config))
+    _, statement, *_ = (await anyio.Path(page).read_text()).split("```text")
+    statement, *_ = statement.split("```")
+    (reader.shell.folder / "log.sql").write_text(reader.house.placed(statement))
 
 
 async def sources(reader: Reader, page: Path) -> None:

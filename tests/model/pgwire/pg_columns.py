@@ -7,9 +7,11 @@ import math
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from actors.model.pgwire.copy_options import CopyFormat, RowFormat
 from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
 
 UTC = dt.UTC
@@ -147,3 +149,16 @@ def copy_bodies(messages: bytes) -> list[bytes]:
         bodies.append(messages[5 : 1 + length])
         messages = messages[1 + length :]
     return bodies
+
+
+def row_format(kind: str = "text", *, header: bool = False, **texts: str) -> RowFormat:
+    """The options that a COPY names, and PostgreSQL's defaults for others."""
+    form = CopyFormat(kind)
+    defaults = {"delimiter": "\t", "null": "\\N"}
+    if form is CopyFormat.CSV:
+        quote = texts.get("quote", '"')
+        defaults = {"delimiter": ",", "null": "", "quote": quote, "escape": quote}
+    marks = {name: text.encode() for name, text in (defaults | texts).items()}
+    made = msgspec.structs.replace(RowFormat(form, header=header), **marks)
+    made.check()
+    return made

@@ -10,8 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from actors.engine.sql.column_naming import NO_NAME, missing_names
-from actors.engine.sql.reader import lex_text
-from actors.engine.sql.tokens import SqlDialect
+from actors.engine.sql.tokens import SqlDialect, lex_text
 from actors.testing.postgres_server import PostgresServer
 
 TABLE = 'CREATE TEMP TABLE t (a int, "B" int, offset_ int, sort int)'

@@ -6,8 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.model.pgwire.few_rows import FEW_ROWS_MAX, encode_few
-from actors.model.pgwire.row_encoding import RowEncoder
+from actors.model.pgwire.row_encoding import FEW_ROWS_MAX, RowEncoder, encode_few
 
 VALUES: dict[pa.DataType, st.SearchStrategy[object]] = {
     pa.int16(): st.integers(-(2**15), 2**15 - 1),
@@ -37,11 +36,14 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 @given(batches(), st.data())
 def test_they_are_the_same_bytes(batch: pa.RecordBatch, data: st.DataObject) -> None:
     formats = tuple(data.draw(st.sampled_from((0, 1))) for _ in range(batch.num_columns))
-    few = encode_few(batch, formats)
-    if few is None:
-        return
-    many = RowEncoder(formats).encode(batch)
-    assert few == bytes(many.rows(0, len(many)))
+    alone = RowEncoder(formats).encode(batch)
+    # Beside so many others they are encoded by columns.
+    others = [batch] * (FEW_ROWS_MAX // max(batch.num_rows, 1) + 1)
+    together = pa.Table.from_batches(others).combine_chunks()
+    many = RowEncoder(formats).encode(together.to_batches()[0]) if batch.num_rows else alone
+    assert len(alone) == batch.num_rows
+    for row in range(batch.num_rows):
+        assert bytes(alone.rows(row, row + 1)) == bytes(many.rows(row, row + 1))
 
 
 def test_plain_rows_are_encoded_here() -> None:

@@ -10,9 +10,9 @@ import msgspec
 import psycopg
 import pyarrow as pa
 import pytest
-from pg_columns import EDGES, copy_bodies, same, table  # type: ignore[import-not-found]
+from pg_columns import EDGES, copy_bodies, row_format, same, table  # type: ignore[import-not-found]
 
-from actors.model.pgwire.copy_options import RowFormat, row_format
+from actors.model.pgwire.copy_options import RowFormat
 from actors.model.pgwire.row_decoding import copy_decoder
 from actors.model.pgwire.row_encoding import CopyEncoder
 from actors.model.pgwire.sqlstate import InvalidClientData

@@ -17,6 +17,7 @@ from pg_columns import (  # type: ignore[import-not-found]
     EVERY,
     NESTED,
     copy_bodies,
+    row_format,
     same,
     split,
     table,
@@ -24,7 +25,7 @@ from pg_columns import (  # type: ignore[import-not-found]
 from psycopg._copy_base import format_row_binary, format_row_text
 from psycopg.adapt import Transformer
 
-from actors.model.pgwire.copy_options import BINARY_HEADER, BINARY_TRAILER, RowFormat, row_format
+from actors.model.pgwire.copy_options import BINARY_HEADER, BINARY_TRAILER, RowFormat
 from actors.model.pgwire.row_decoding import copy_decoder
 from actors.model.pgwire.row_encoding import CopyEncoder
 from actors.model.pgwire.sqlstate import InvalidClientData

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pg_columns import split  # type: ignore[import-not-found]
 
-from actors.model.pgwire.decoder import FrontendDecoder
+from actors.model.pgwire.decoder import FrontendDecoder, split_options
 from actors.model.pgwire.messages import (
     AuthenticationReply,
     BindPortal,
@@ -235,3 +235,14 @@ def test_damaged_messages_are_messages_or_the_error() -> None:
     decode()
     assert {error for _, error in seen} == {"", "MalformedFrame", "FrameTooLarge"}
     assert seen[2, ""] > 0
+
+
+def test_options_are_cut_at_whitespace_that_is_not_escaped() -> None:
+    assert split_options(r" a\ b\\ c=\d  e ") == ["a b\\", "c=d", "e"]
+    assert split_options("") == []
+
+
+@given(st.lists(st.text(min_size=1, alphabet=st.characters(exclude_characters="\0"))))
+def test_escaped_words_come_back(words: list[str]) -> None:
+    escaped = ["".join(f"\\{c}" if c.isspace() or c == "\\" else c for c in w) for w in words]
+    assert split_options(" ".join(escaped)) == words

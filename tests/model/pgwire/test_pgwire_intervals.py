@@ -8,8 +8,8 @@ import struct
 import psycopg
 import pyarrow as pa
 import pytest
+from pg_columns import row_format  # type: ignore[import-not-found]
 
-from actors.model.pgwire.copy_options import row_format
 from actors.model.pgwire.encoded_values import as_variable
 from actors.model.pgwire.row_encoding import CopyEncoder
 from actors.model.pgwire.value_encoding import encode_binary, encode_text

@@ -21,6 +21,7 @@ from actors.model.pgwire.parameters import parse_parameter, parse_parameters, sp
 from actors.model.pgwire.sqlstate import InvalidClientData
 from actors.model.pgwire.type_map import pg_type_of_spark
 from actors.model.pgwire.value_encoding import encode_binary, encode_text
+from actors.model.pgwire.value_parsing import parse_array, parse_nested_array
 from actors.model.plan.schema import arrow_type
 from actors.runtime.errors import RemoteProtocolError
 
@@ -257,3 +258,54 @@ def test_elements_of_arrays_are_bounded(
     with pytest.raises(InvalidClientData, match="at most 50 elements") as caught:
         parse_parameters(bind, oids)
     assert caught.value.sqlstate == "54000"
+
+
+ELEMENTS = st.lists(
+    st.none() | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+)
+
+
+@given(ELEMENTS)
+def test_arrays_of_any_texts(elements: list[str | None]) -> None:
+    def told(element: str | None) -> str:
+        if element is None:
+            return "NULL"
+        escaped = element.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+
+    text = "{" + ",".join(map(told, elements)) + "}"
+    assert parse_array(text) == elements
+    assert parse_array(f"[0:9]={text}") == elements
+    assert parse_nested_array("{" + f"{text},{text}" + "}") == [elements, elements]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "{",
+        "{1",
+        "{1,}",
+        "{,1}",
+        "{1,,2}",
+        "{1}}",
+        "{1}x",
+        '{"a"b}',
+        '{a"b}',
+        '{"a',
+        "{{1}",
+        "{1 {2}}",
+    ],
+)
+def test_texts_that_are_no_arrays(text: str) -> None:
+    with pytest.raises(InvalidClientData, match="invalid input syntax for type array"):
+        parse_nested_array(text)
+
+
+def test_arrays_as_postgresql_reads_them() -> None:
+    """Blanks around elements go, escaped ones stay; bounds within an element are its text."""
+    assert parse_array(r"{ a b ,\  ,c\ ,N\ULL, null }") == ["a b", " ", "c ", "NULL", None]
+    assert parse_array('{"[1:2]={}",[1:2]=x}') == ["[1:2]={}", "[1:2]=x"]
+    with pytest.raises(InvalidClientData, match="one dimension"):
+        parse_array("{{1},{2}}")

@@ -18,14 +18,8 @@ from psycopg.pq import Format
 from actors.model.pgwire.decimal_digits import parse_binary_decimal
 from actors.model.pgwire.encoded_values import as_variable
 from actors.model.pgwire.time_text import local_to_utc, time_zone, utc_offsets
-from actors.model.pgwire.type_map import (
-    ARRAY_OF,
-    NUMERIC,
-    numeric_modifier,
-    pg_type,
-    pg_type_of_spark,
-    spark_type,
-)
+from actors.model.pgwire.type_map import numeric_modifier, pg_type, pg_type_of_spark, spark_type
+from actors.model.pgwire.type_oids import ARRAY_OF, NUMERIC
 from actors.model.pgwire.value_encoding import encode_binary, encode_text
 from actors.model.plan.schema import arrow_type
 from actors.runtime.errors import InvalidUsage

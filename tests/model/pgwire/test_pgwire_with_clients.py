@@ -13,10 +13,9 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from pg_columns import EDGES, same, table  # type: ignore[import-not-found]
+from pg_columns import EDGES, row_format, same, table  # type: ignore[import-not-found]
 
 from actors.model.pgwire import messages as pg
-from actors.model.pgwire.copy_options import row_format
 from actors.model.pgwire.decoder import FrontendDecoder
 from actors.model.pgwire.parameters import parse_parameters, spark_literal
 from actors.model.pgwire.row_decoding import copy_decoder
@@ -142,7 +141,7 @@ class ToyServer:
         codes = pg.expand_formats(formats, self.batch.num_columns, "columns")
         return pg.encode_row_description(
             [
-                pg.FieldDescription(field.name, kind.oid, kind.size, kind.modifier, code)
+                pg.FieldDescription(field.name, kind, code)
                 for field, code in zip(self.batch.schema, codes, strict=True)
                 for kind in [pg_type(field.type)]
             ]

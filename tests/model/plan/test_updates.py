@@ -26,7 +26,6 @@ from actors.model.plan.updates import (
     to_ipc,
     with_time,
 )
-from actors.runtime import threshold_probes
 from actors.runtime.errors import InvalidUsage, MalformedFrame
 
 SCHEMA = TableSchema(
@@ -102,7 +101,7 @@ def test_few_rows_are_summed_as_many_are(data: st.DataObject) -> None:
     table = pa.concat_tables([table.slice(0, cut), table.slice(cut)])
     few = consolidate(table)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threshold_probes.FEW_ROWS, "limit", 0)
+        patch.setattr("actors.model.plan.updates.FEW_ROWS", 0)
         many = consolidate(table)
     assert few.schema == many.schema == shape
     assert sorted(map(repr, rows_of(few))) == sorted(map(repr, rows_of(many)))
@@ -124,7 +123,7 @@ def test_consolidate_keyed_equals_consolidate_where_a_key_has_one_row(data: st.D
     cut = data.draw(st.integers(0, len(history)))  # chunks that begin anywhere
     table = pa.concat_tables([table.slice(0, cut), table.slice(cut)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threshold_probes.FEW_ROWS, "limit", 0)
+        patch.setattr("actors.model.plan.updates.FEW_ROWS", 0)
         found = [rows_of(consolidate_keyed(table, key)) for key in (("a",), ("a", "s"), ())]
     expected = sorted((*row, 0, 1) for row in map(_shown, present.values()))
     for each in found:

@@ -31,23 +31,12 @@ from actors.model.protocol.compute import (
     PeekRows,
     ScheduleDataflow,
     ShardImport,
-    TaggedResponse,
 )
-from actors.model.protocol.internal import SequencedCommand
+from actors.model.protocol.internal import SequencedCommand, TaggedResponse
 from actors.model.protocol.storage_internal import InternalCommand
-from actors.replica.cluster import storage_rules
-from actors.replica.cluster.rules import (
-    ADAPTER,
-    LIFE,
-    OTHER,
-    PEEK,
-    STAGES,
-    TABLES,
-    CommandRules,
-    mermaid,
-)
+from actors.replica.cluster.rules import OTHER, STAGES, CommandRules
 from actors.replica.compute import events as e
-from actors.replica.compute.history import MEANING
+from actors.replica.compute.reconciliation import MEANING
 from actors.replica.compute.state import ComputeState
 from actors.replica.storage.history import StorageDefinitions
 from actors.runtime import errors
@@ -55,6 +44,14 @@ from actors.runtime.errors import RemoteProtocolError
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
 from cluster_house import index  # type: ignore[import-not-found]
+from protocol_tables import (  # type: ignore[import-not-found]
+    ADAPTER,
+    DATAFLOW,
+    PEEK,
+    STORAGE_TABLES,
+    TABLES,
+    mermaid,
+)
 
 
 def structs_of(module: Any, other: type, *left_out: type) -> list[Any]:
@@ -88,9 +85,6 @@ COMPUTE = Page(
     structs_of(
         compute,
         message_parts.OrderBy,
-        compute.TaggedCommand,
-        compute.TaggedResponse,
-        compute.TaggedResponses,
         compute.CommandBatch,
     ),
     TABLES,
@@ -101,10 +95,8 @@ STORAGE = Page(
     structs_of(
         storage,
         message_parts.OperatorStatistics,
-        storage.StorageTagged,
-        storage.StorageTaggedResponse,
     ),
-    storage_rules.TABLES,
+    STORAGE_TABLES,
     elsewhere=COMPUTE.structs,
 )
 PAGES = (COMPUTE, STORAGE)
@@ -242,14 +234,14 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("state", "event"), LIFE)
+@pytest.mark.parametrize(("state", "event"), DATAFLOW)
 def test_a_dataflow_lives_by_its_table(state: str, event: str) -> None:
     room = Room()
     for before in WAYS[state]:
         room.step(before)
     assert room.life() == state
     room.step(event)
-    assert room.life() == LIFE[state, event]
+    assert room.life() == DATAFLOW[state, event]
 
 
 @pytest.mark.parametrize(("state", "event"), PEEK)

@@ -42,7 +42,7 @@ from actors.model.protocol.internal import (
     UpdatesInstalled,
 )
 from actors.replica.cluster import ClusterClient, WorkerCluster, connect
-from actors.replica.cluster.client import REPLICA_MAGIC, REPLICA_VERSION
+from actors.replica.cluster.client import WIRES
 from actors.runtime.errors import (
     AddressInUse,
     ConnectionBroken,
@@ -409,7 +409,8 @@ async def raw(w: World, kind: Any = Command) -> FramedConnection[Any, Any]:
     await (await w.client(wire=True)).close()
     assert w.listener is not None
     where = w.listener.address
-    return await dial(where, kind, Response, w.settings, REPLICA_MAGIC, REPLICA_VERSION)
+    wire = WIRES["compute"]
+    return await dial(where, kind, Response, w.settings, wire.magic, wire.version)
 
 
 async def test_a_stranger_displaces_nobody_and_is_told_what_it_did_wrong(tmp_path: Path) -> None:

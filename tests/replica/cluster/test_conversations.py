@@ -45,8 +45,6 @@ from actors.model.protocol.compute import (
     ShardTarget,
     SubscribeBatch,
     SubscribeExport,
-    TaggedCommand,
-    TaggedResponse,
 )
 from actors.model.protocol.internal import (
     BatchEmitted,
@@ -54,14 +52,15 @@ from actors.model.protocol.internal import (
     EmitBatch,
     ProposeCommand,
     SequencedCommand,
+    TaggedCommand,
+    TaggedResponse,
 )
-from actors.replica.cluster.checked import ResponseRules
 from actors.replica.cluster.partitioned import ConnectionLimits, PartitionedState
-from actors.replica.cluster.rules import CommandRules
+from actors.replica.cluster.rules import CommandRules, ResponseRules
+from actors.replica.cluster.sequencer import CommandOrder
 from actors.replica.compute import events as e
 from actors.replica.compute.outbox import ResponseOutbox
 from actors.replica.compute.state import ComputeState
-from actors.replica.sequencer import CommandOrder
 from actors.runtime.errors import PenstockError
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
@@ -325,7 +324,8 @@ class Conversations(RuleBasedStateMachine):
         client = self.client
         if client is None or message.nonce != client.nonce:
             return
-        merged = client.parts.absorb(message.worker, message.response)
+        response: Any = message.response
+        merged = client.parts.absorb(message.worker, response)
         for id in client.parts.ended:
             client.rules.ended(id)
         client.parts.ended.clear()

@@ -10,11 +10,10 @@ from actors.model.protocol.compute import CreateInstance, Frontiers, Hello, Init
 from actors.replica.cluster.connection import (
     AcceptConnection,
     ClientCommands,
-    ClientConversation,
     ClusterConnection,
-    ComputeConversation,
     ConnectionAcceptor,
 )
+from actors.replica.cluster.conversations import ClientConversation, ComputeConversation
 from actors.replica.cluster.partitioned import ConnectionLimits
 from actors.replica.compute.index import ClusterPartitions
 from actors.runtime.errors import ConnectionBroken, PenstockError

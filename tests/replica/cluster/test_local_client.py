@@ -28,10 +28,10 @@ from actors.replica.cluster.client import LocalClient
 from actors.replica.cluster.connection import (
     AcceptConnection,
     AwaitAttached,
-    ComputeConversation,
     EndConnection,
     LocalInbox,
 )
+from actors.replica.cluster.conversations import ComputeConversation
 from actors.replica.cluster.partitioned import ConnectionLimits
 from actors.replica.compute.index import ClusterPartitions
 from actors.runtime.errors import ConnectionBroken, RemoteProtocolError, ResourceClosed

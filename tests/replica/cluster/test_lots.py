@@ -38,14 +38,13 @@ from actors.model.protocol.compute import (
     Response,
     SubscribeBatch,
     SubscribeResponse,
-    TaggedResponses,
 )
+from actors.model.protocol.internal import TaggedResponses
 from actors.replica.cluster.connection import (
-    AcknowledgementWindow,
     ClientCommands,
     ClusterConnection,
-    ComputeConversation,
 )
+from actors.replica.cluster.conversations import AcknowledgementWindow, ComputeConversation
 from actors.replica.cluster.partitioned import ConnectionLimits
 from actors.replica.compute.index import ClusterPartitions
 from actors.runtime.errors import LocalProtocolError, MalformedFrame

@@ -34,7 +34,8 @@ from actors.model.protocol.compute import (
     SubscribeDropped,
     SubscribeResponse,
 )
-from actors.replica.cluster.checked import CheckedClient, ResponseRules
+from actors.replica.cluster.checked import CheckedClient
+from actors.replica.cluster.rules import ResponseRules
 from actors.runtime.errors import LocalProtocolError, RemoteProtocolError
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
@@ -195,7 +196,6 @@ class Script:
         self.sent: list[Command] = []
         self.closed = False
         self.room = 0
-        self.there: PeekRows | None = None
 
     async def send(self, command: Any) -> None:
         self.sent.append(command)
@@ -205,9 +205,6 @@ class Script:
         self.room -= len(taken)
         self.sent.extend(taken)
         return len(taken)
-
-    def answer(self, peek: Peek) -> PeekRows | None:
-        return self.there
 
     async def receive(self) -> Response:
         return self.says.popleft()
@@ -283,18 +280,3 @@ async def test_a_response_among_those_at_hand_that_breaks_a_rule() -> None:
     with pytest.raises(RemoteProtocolError, match="answered twice"):
         await client.receive()
     assert inner.closed
-
-
-async def test_what_need_not_be_said_breaks_no_rule() -> None:
-    inner = Script(StatusResponse("i1", "x"), ROWS)
-    client = CheckedClient(inner, Settings())
-    for command in START:
-        await client.send(command)
-    assert client.answer(PEEK) is None
-    inner.there = PeekRows(b"x", 1)
-    assert client.answer(PEEK) == inner.there
-    assert client.answer(PEEK) == inner.there, "it is still nobody's"
-    await client.receive()
-    with pytest.raises(RemoteProtocolError, match="never asked"):
-        await client.receive()
-    assert client.answer(PEEK) is None, "the conversation is over"

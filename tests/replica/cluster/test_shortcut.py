@@ -43,12 +43,11 @@ from actors.replica.cluster.checked import CheckedClient
 from actors.replica.cluster.partitioned import ConnectionLimits
 from actors.replica.cluster.shortcut import PeekShortcut
 from actors.replica.compute.index import ClusterPartitions, IndexInsertion, IndexPartition
-from actors.replica.compute.peeks import all_at_once
+from actors.replica.compute.peeks import POINT_ROWS_MAX, one_key_answer
 from actors.runtime.errors import ReadBelowSince, ResourceClosed
 from actors.runtime.kernel import ActorSystem
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import POINT_ROWS
 from actors.testing.probe import MessageProbe, settle
 from cluster_house import (  # type: ignore[import-not-found]
     SCHEMA,
@@ -98,7 +97,8 @@ class Script:
 
     async def connect(self, description: DataflowDescription) -> None:
         self.connections += 1
-        self.client = CheckedClient(await self.cluster.connect(), Settings())
+        self.local = await self.cluster.connect()
+        self.client = CheckedClient(self.local, Settings())
         self.asked = self.peeks
         self.description = description
         start: list[Command] = [Hello(f"n{self.connections}"), CreateInstance(self.workers)]
@@ -125,15 +125,22 @@ class Script:
             return "stashed", response.result.rows
         return rows_of(response)
 
+    @property
+    def shortcut(self) -> PeekShortcut:
+        """What a connection over a wire asks, which has the same conversation."""
+        conversation: Any = self.local._conversation
+        shortcut: PeekShortcut = conversation.shortcut
+        return shortcut
+
     async def ask(self) -> None:
         self.peeks += 1
         low = max(0, self.allowed - 2)
         time = self.random.randint(low, max(low, self.upper + 1))
         key = self.random.randrange(KEYS + 1)
         peek = direct(f"d{self.peeks}", key, time)
-        rows = self.client.answer(peek) if self.random.random() < 0.5 else None
+        rows = self.shortcut.answer(peek)
         if rows is None:
-            await self.client.send(peek)  # the other end answers it, or the workers
+            await self.client.send(peek)
         else:
             self.answers[peek.uuid] = rows_of(PeekResponse(peek.uuid, rows))
         await self.client.send(roundabout(f"r{self.peeks}", key, time))
@@ -288,11 +295,11 @@ async def test_every_answer_is_the_workers(
     given: list[bool] = []
 
     def counted(*args: Any) -> PeekRows | None:
-        rows = all_at_once(*args)
+        rows = one_key_answer(*args)
         given.append(rows is not None)
         return rows
 
-    monkeypatch.setattr(shortcut_module, "all_at_once", counted)
+    monkeypatch.setattr(shortcut_module, "one_key_answer", counted)
     async with script(tmp_path, 1 + seed % 4, seed) as made:
         events = [made.ask, made.step, made.compact, made.restart, made.configure]
         events += [made.replace, made.displace]
@@ -341,7 +348,7 @@ def test_what_is_there_is_answered(partitions: ClusterPartitions) -> None:
 
 def test_many_rows_under_one_key_go_the_long_way(tmp_path: Path) -> None:
     held = ClusterPartitions(1)
-    rows = updates(*((1, str(number), 4, 1) for number in range(POINT_ROWS.limit + 1)))
+    rows = updates(*((1, str(number), 4, 1) for number in range(POINT_ROWS_MAX + 1)))
     held.put("i1", 0, partition_of(tmp_path, rows, 5))
     made = PeekShortcut(held, ConnectionLimits(1 << 20))
     made.heard(CreateDataflow(index("i1", 2)))
@@ -351,7 +358,7 @@ def test_many_rows_under_one_key_go_the_long_way(tmp_path: Path) -> None:
     held.put("i1", 0, few)
     answer = made.answer(direct("p", 1, 4))
     assert answer is not None
-    assert answer.rows == POINT_ROWS.limit
+    assert answer.rows == POINT_ROWS_MAX
 
 
 @pytest.mark.parametrize(

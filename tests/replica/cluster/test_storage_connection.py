@@ -10,9 +10,9 @@ import pytest
 
 from actors.channel_adapter import (
     ConnectClient,
+    FromClient,
+    FromWorker,
     ResponsesAcked,
-    StorageFromClient,
-    StorageFromWorker,
 )
 from actors.model.protocol.compute import AllowCompaction, Hello, InitializationComplete
 from actors.model.protocol.storage import (
@@ -23,7 +23,7 @@ from actors.model.protocol.storage import (
     RunIngestion,
 )
 from actors.replica.cluster.connection import ClientCommands, ClusterConnection
-from actors.replica.cluster.storage_connection import StorageConversation
+from actors.replica.cluster.conversations import StorageConversation
 from actors.runtime.errors import PenstockError, RemoteProtocolError
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
@@ -71,17 +71,17 @@ async def house(
     for adapter in adapters:
         await adapter.expect(ConnectClient, nonce="a")
         for command in (Hello("a"), RUN, InitializationComplete()):
-            await adapter.expect(StorageFromClient, nonce="a", command=command)
+            await adapter.expect(FromClient, nonce="a", command=command)
     return connection, adapters
 
 
 async def test_what_waits_for_a_slow_client_is_not_acknowledged(stage: ActorIsolation) -> None:
     outlet = Slow()
     connection, (first, second) = await house(stage, outlet)
-    connection.reply(StorageFromWorker(0, "a", FrontierUpper("u1", EMPTY), 1))
+    connection.reply(FromWorker(0, "a", FrontierUpper("u1", EMPTY), 1))
     await first.expect(ResponsesAcked, serials=(1,))  # it completes nothing
     for upper in (5, 6):
-        connection.reply(StorageFromWorker(1, "a", FrontierUpper("u1", upper), upper))
+        connection.reply(FromWorker(1, "a", FrontierUpper("u1", upper), upper))
     await second.expect_nothing()
     outlet.take()
     await second.expect(ResponsesAcked, serials=(5,))
@@ -94,8 +94,8 @@ async def test_what_waits_for_a_slow_client_is_not_acknowledged(stage: ActorIsol
 async def test_what_was_stashed_is_not_acknowledged_twice(stage: ActorIsolation) -> None:
     outlet = Slow()
     connection, (first, second) = await house(stage, outlet)
-    connection.reply(StorageFromWorker(0, "a", FrontierUpper("u1", 5), 0))
-    connection.reply(StorageFromWorker(1, "a", FrontierUpper("u1", 5), 0))
+    connection.reply(FromWorker(0, "a", FrontierUpper("u1", 5), 0))
+    connection.reply(FromWorker(1, "a", FrontierUpper("u1", 5), 0))
     outlet.take()
     await first.expect_nothing()
     await second.expect_nothing()
@@ -108,21 +108,21 @@ async def test_an_id_is_free_when_its_drop_was_merged(stage: ActorIsolation) -> 
     drop = AllowCompaction("u1", EMPTY)
     await connection.send(ClientCommands((drop,)))
     for index, adapter in enumerate(adapters):
-        await adapter.expect(StorageFromClient, command=drop)
-        connection.reply(StorageFromWorker(index, "a", DroppedId("u1"), 1))
+        await adapter.expect(FromClient, command=drop)
+        connection.reply(FromWorker(index, "a", DroppedId("u1"), 1))
     outlet.take()
     for adapter in adapters:
         await adapter.expect(ResponsesAcked, serials=(1,))
     await connection.send(ClientCommands((RUN,)))
     for adapter in adapters:
-        await adapter.expect(StorageFromClient, command=RUN)
+        await adapter.expect(FromClient, command=RUN)
     assert outlet.ended is None
 
 
 @pytest.mark.parametrize(
     "breach",
     [
-        StorageFromWorker(0, "a", FrontierUpper("unknown", 5), 1),
+        FromWorker(0, "a", FrontierUpper("unknown", 5), 1),
         ClientCommands((Hello("again"),)),
     ],
     ids=["worker", "client"],

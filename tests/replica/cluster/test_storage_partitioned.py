@@ -33,7 +33,7 @@ from actors.model.protocol.storage import (
     StatisticsUpdates,
     StatusUpdate,
 )
-from actors.replica.cluster.storage_connection import StoragePartitioned, merge_staged
+from actors.replica.cluster.partitioned import StoragePartitioned, merge_staged
 from actors.runtime.errors import RemoteProtocolError
 from actors.runtime.progress import EMPTY
 

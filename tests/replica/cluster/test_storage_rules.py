@@ -37,8 +37,8 @@ from actors.model.protocol.storage import (
     StatusUpdate,
     UpdateStorageConfiguration,
 )
+from actors.replica.cluster.rules import OTHER
 from actors.replica.cluster.storage_rules import (
-    OTHER,
     STAGES,
     StorageCommandRules,
     StorageResponseRules,

@@ -23,12 +23,7 @@ from actors.model.protocol.storage import (
     StatusUpdate,
 )
 from actors.replica.cluster import WorkerCluster
-from actors.replica.cluster.client import connect
-from actors.replica.cluster.storage_connection import (
-    STORAGE_MAGIC,
-    STORAGE_VERSION,
-    connect_storage,
-)
+from actors.replica.cluster.client import WIRES, connect
 from actors.runtime.errors import (
     ConnectionBroken,
     ConnectionDisplaced,
@@ -62,7 +57,7 @@ async def served(
         cluster = await WorkerCluster.start(
             system, settings, persist, executor, tmp_path, cast=stage.cast(), connectors=connectors
         )
-        yield await cluster.listen_storage("127.0.0.1:0"), settings
+        yield await cluster.listen("127.0.0.1:0", "storage"), settings
         await persist.close()
 
 
@@ -75,7 +70,7 @@ async def until(client: Any, kind: type[Any]) -> Any:
 
 async def test_a_sink_is_run_and_dropped_over_a_socket(tmp_path: Path) -> None:
     async with served(tmp_path) as (listener, settings):
-        client: Any = await connect_storage(listener.address, settings)
+        client: Any = await connect(listener.address, settings, "storage")
         for command in (Hello("a"), RUN, InitializationComplete()):
             await client.send(command)
         assert (await until(client, StatusUpdate)).status == "starting"
@@ -86,17 +81,17 @@ async def test_a_sink_is_run_and_dropped_over_a_socket(tmp_path: Path) -> None:
 
 async def test_a_newer_client_displaces_and_keeps_what_runs(tmp_path: Path) -> None:
     async with served(tmp_path) as (listener, settings):
-        first: Any = await connect_storage(listener.address, settings)
+        first: Any = await connect(listener.address, settings, "storage")
         for command in (Hello("a"), RUN, InitializationComplete()):
             await first.send(command)
         await until(first, StatusUpdate)
-        second: Any = await connect_storage(listener.address, settings)
+        second: Any = await connect(listener.address, settings, "storage")
         for command in (Hello("b"), RUN, InitializationComplete()):
             await second.send(command)
         with pytest.raises(ConnectionDisplaced):
             await until(first, DroppedId)
         assert (await until(second, StatusUpdate)).id == "k1"
-        third: Any = await connect_storage(listener.address, settings)
+        third: Any = await connect(listener.address, settings, "storage")
         await third.send(Hello("a"))
         with pytest.raises(RemoteProtocolError, match="used"):
             await third.receive()
@@ -112,7 +107,7 @@ async def test_who_does_not_introduce_himself_is_sent_away(
     tmp_path: Path, first: Command | None
 ) -> None:
     async with served(tmp_path, connect_timeout_ms=1_000) as (listener, settings):
-        client: Any = await connect_storage(listener.address, settings)
+        client: Any = await connect(listener.address, settings, "storage")
         if first is not None:
             await client.send(first)
         with anyio.fail_after(30), pytest.raises(RemoteProtocolError, match="Hello"):
@@ -124,9 +119,9 @@ async def test_a_client_of_the_other_half_is_refused_in_the_handshake(tmp_path: 
     async with served(tmp_path) as (listener, settings):
         with pytest.raises(PenstockError):
             await connect(listener.address, settings)
-        old = STORAGE_VERSION + 1
+        magic, old = WIRES["storage"].magic, WIRES["storage"].version + 1
         with pytest.raises(PenstockError, match="version"):
-            await dial(listener.address, Command, Response, settings, STORAGE_MAGIC, old)
+            await dial(listener.address, Command, Response, settings, magic, old)
 
 
 async def test_a_cluster_without_a_storage_half_serves_none(tmp_path: Path) -> None:
@@ -139,13 +134,13 @@ async def test_a_cluster_without_a_storage_half_serves_none(tmp_path: Path) -> N
             system, settings, persist, executor, tmp_path, cast=stage.cast()
         )
         with pytest.raises(InvalidUsage, match="no storage half"):
-            await cluster.listen_storage("127.0.0.1:0")
+            await cluster.listen("127.0.0.1:0", "storage")
         await persist.close()
 
 
 async def test_a_cut_connection_is_told_and_another_takes_over(tmp_path: Path) -> None:
     async with served(tmp_path) as (listener, settings):
-        first: Any = await connect_storage(listener.address, settings)
+        first: Any = await connect(listener.address, settings, "storage")
         for command in (Hello("a"), RUN, InitializationComplete()):
             await first.send(command)
         await until(first, StatusUpdate)
@@ -153,10 +148,10 @@ async def test_a_cut_connection_is_told_and_another_takes_over(tmp_path: Path) -
         with pytest.raises(PenstockError) as ended:
             await first.receive()
         assert not isinstance(ended.value, ConnectionDisplaced | ConnectionBroken)
-        second: Any = await connect_storage(listener.address, settings)
+        second: Any = await connect(listener.address, settings, "storage")
         for command in (Hello("b"), InitializationComplete()):
             await second.send(command)
-        third: Any = await connect_storage(listener.address, settings)
+        third: Any = await connect(listener.address, settings, "storage")
         for command in (Hello("c"), RUN, InitializationComplete()):
             await third.send(command)
         assert (await until(third, StatusUpdate)).status == "starting"

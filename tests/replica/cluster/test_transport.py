@@ -31,12 +31,8 @@ from actors.runtime.errors import (
 )
 from actors.runtime.frames import HEADER
 from actors.runtime.settings import Settings
-from actors.runtime.transport.connection import (
-    FramedConnection,
-    HandshakeOpening,
-    TransportListener,
-    dial,
-)
+from actors.runtime.transport.connection import FramedConnection, TransportListener, dial
+from actors.runtime.transport.handshake import HandshakeOpening
 from actors.testing.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("patient_loop")

@@ -37,7 +37,6 @@ from actors.model.protocol.compute import (
     SubscribeDropped,
     SubscribeExport,
     SubscribeResponse,
-    TaggedCommand,
     UpdateConfiguration,
 )
 from actors.model.protocol.internal import (
@@ -48,14 +47,15 @@ from actors.model.protocol.internal import (
     EmitBatch,
     ProposeCommand,
     SequencedCommand,
+    TaggedCommand,
     WritesAllowed,
 )
 from actors.model.protocol.message_parts import RowSetFinishing
 from actors.model.protocol.storage_internal import DropObjects as StorageDrop
 from actors.model.protocol.storage_internal import ForStorage
 from actors.replica.compute import events as e
-from actors.replica.compute.history import ReconcileObstacle
 from actors.replica.compute.peeks import NOTHING, chosen_worker
+from actors.replica.compute.reconciliation import ReconcileObstacle
 from actors.replica.compute.state import ComputeState
 from actors.runtime.errors import LocalProtocolError
 from actors.runtime.progress import EMPTY

@@ -27,7 +27,8 @@ from actors.model.protocol.compute import (
 )
 from actors.model.protocol.internal import DataflowProgress, SequencedCommand
 from actors.replica.compute import events as e
-from actors.replica.compute.live import ActorFactory, DataflowChildren, LiveRendering, WorkerSite
+from actors.replica.compute.dataflow_children import DataflowChildren
+from actors.replica.compute.live import ActorFactory, LiveRendering, WorkerSite
 from actors.replica.compute.state import ComputeState
 from actors.runtime.settings import Settings
 from cluster_house import SCHEMA  # type: ignore[import-not-found]

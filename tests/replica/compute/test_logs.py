@@ -27,9 +27,13 @@ from actors.model.protocol.internal import DataflowProgress, InputStatistics, Se
 from actors.model.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.model.protocol.relations import RELATIONS, is_relation, relation_of, worker_relation
 from actors.replica.compute import events as e
-from actors.replica.compute.history import ReconcileObstacle, ReplacedDataflow, RunningDataflow
 from actors.replica.compute.live import LiveRendering
 from actors.replica.compute.logs import WorkerLogs, answer, table_of
+from actors.replica.compute.reconciliation import (
+    ReconcileObstacle,
+    ReplacedDataflow,
+    RunningDataflow,
+)
 from actors.replica.compute.state import ComputeState
 from actors.runtime.errors import InvalidUsage, UnknownObject
 from actors.runtime.progress import EMPTY

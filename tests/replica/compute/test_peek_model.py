@@ -26,7 +26,6 @@ from actors.model.protocol.row_finishing import RowFinisher, finished, thinned
 from actors.replica.cluster.partitioned import merge_results
 from actors.replica.compute.peeking import ShardPeekRead
 from actors.replica.compute.peeks import PeekSpec, PeekStash, index_answer
-from actors.runtime import threshold_probes
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.kernel import SystemClock
 from actors.runtime.settings import Settings
@@ -160,7 +159,7 @@ async def ask(case: dict[str, Any], peek: Peek, place: Path) -> pa.Table:
     if case["shard"]:
         spec = PeekSpec(SCHEMA, peek)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(threshold_probes.GATHERED_BYTES, "limit", case["piece"] // 2)
+            patch.setattr("actors.durable.arrangement.gathered.HELD_BYTES_MAX", case["piece"] // 2)
             gathered = ShardPeekRead(SCHEMA, 9, spec, place / "spilled")
             for number in range(step):
                 gathered.add(updates_of(rows[number::step], number))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import anyio
@@ -10,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from actors.durable.arrangement import Arrangement
+from actors.durable.arrangement import Arrangement, partition
 from actors.durable.persist import NewShard, PersistClient, ShardAppend
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.model.plan.updates import ResultPiece, from_ipc, to_ipc
@@ -26,11 +28,10 @@ from actors.model.protocol.message_parts import ColumnComparison, OrderBy, RowSe
 from actors.model.protocol.row_finishing import finished
 from actors.replica.compute.peeking import shard_answer
 from actors.replica.compute.peeks import (
-    HashShare,
     PeekStash,
-    answer_on_loop,
     error_of,
     index_answer,
+    one_key_answer,
     select_keys,
     wanted_keys,
 )
@@ -64,6 +65,11 @@ def peek(time: int, **keys: list[Any]) -> Peek:
     if not keys:
         return Peek("p", IndexTarget("i1"), time)
     return Peek("p", IndexTarget("i1"), time, tuple(keys), to_ipc(pa.table(keys)))
+
+
+def one_key(time: int, key: int | None) -> Peek:
+    """One key of the column's own type."""
+    return peek(time, k=pa.array([key], pa.int32()))
 
 
 def index_rows(arrangement: Arrangement, asked: Peek, bytes_max: int) -> PeekRows:
@@ -163,9 +169,38 @@ def test_a_negative_sum_is_invalid_data(tmp_path: Path, wrong: Any) -> None:
     made.insert(wrong, 6)
     with pytest.raises(CorruptData, match="invalid data"):
         index_rows(made, peek(5), LIMIT)
-    assert answer_on_loop(made, peek(5, k=[1]), HashShare(0, 1), LIMIT) is None
+    assert one_key_answer(made, [made.view(6)], one_key(5, 1), LIMIT) is None
     assert error_of(ViewInError("x")).code == "ViewInError"
     assert wanted_keys(SCHEMA, peek(5)) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_one_key_is_answered_at_once_as_in_a_thread(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    count = 1 + seed % 3
+    parts = [Arrangement(tmp_path / str(number), SCHEMA, ("k",)) for number in range(count)]
+    held: Counter[tuple[int, str]] = Counter()
+    answers = 0
+    for time in range(1, 40):
+        rows = []
+        for _ in range(random.randrange(4)):
+            row = (random.randrange(5), random.choice("ab"))
+            diff = -1 if held[row] and random.random() < 0.4 else 1
+            held[row] += diff
+            rows.append((*row, time, diff))
+        for part, own in zip(parts, partition(updates(*rows), ("k",), count), strict=True):
+            part.insert(own, time + 1)
+            if random.random() < 0.2:
+                part.maintain()
+        asked = one_key(random.randint(0, time), random.randrange(6))
+        views = [part.view(asked.time + 1) for part in parts]
+        found = one_key_answer(parts[0], views, asked, LIMIT)
+        pieces = [index_rows(part, asked, LIMIT) for part in parts]
+        if found is not None:
+            answers += 1
+            assert contents(found) == sorted(row for each in pieces for row in contents(each))
+            assert found.rows == len(contents(found))
+    assert answers > 30
 
 
 async def test_rows_of_a_shard(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from actors.model.protocol.compute import (
     ShardImport,
     SubscribeExport,
 )
-from actors.replica.compute.history import (
+from actors.replica.compute.reconciliation import (
     MEANING,
     ReconcileObstacle,
     ReplacedDataflow,

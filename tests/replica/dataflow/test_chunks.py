@@ -43,9 +43,9 @@ from actors.model.plan.updates import between, from_ipc
 from actors.model.protocol.compute import DataflowDescription, ViewExport
 from actors.replica.dataflow.commit import commit_parts
 from actors.replica.dataflow.engine import EngineClient
-from actors.replica.dataflow.hydrate import (
+from actors.replica.dataflow.first_contents import first_parts
+from actors.replica.dataflow.hydration_journal import (
     chunk_name,
-    first_parts,
     is_additive,
     note_key,
     split_into_chunks,

@@ -51,7 +51,7 @@ def engine_at(place: Path, settings: Settings = IN_FILES) -> EngineClient:
 
 def listed(rows: JobRows) -> list[tuple[Any, ...]]:
     """As the engine's child reads them."""
-    table = load(rows, BucketParts(SETTINGS)).table
+    table = load(rows, BucketParts(SETTINGS), SETTINGS.engine_inline_bytes_max).table
     return sorted((tuple(row.values()) for row in table.to_pylist()), key=repr)
 
 

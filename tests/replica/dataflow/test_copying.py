@@ -35,10 +35,12 @@ from dataflow_house import (  # type: ignore[import-not-found]
 
 from actors.connectors.sinks.copy_output import copy_storage
 from actors.connectors.sinks.formats import FILE_BYTES_MIN, check_format, repeated
-from actors.connectors.sinks.outlets import FolderOutlet, local_path
+from actors.connectors.sinks.local_folders import local_path
+from actors.connectors.sinks.outlets import FolderOutlet
 from actors.durable.persist import PersistClient
 from actors.model.plan.copy_manifest import MANIFEST
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
+from actors.model.plan.updates import SLICE_ROWS
 from actors.model.protocol.compute import (
     CopyDone,
     CopyFailed,
@@ -48,11 +50,9 @@ from actors.model.protocol.compute import (
 from actors.model.protocol.internal import CopyFinished, DataflowScheduled, WritesAllowed
 from actors.replica.dataflow import copying
 from actors.replica.dataflow.copying import CopyTask
-from actors.runtime import threshold_probes
 from actors.runtime.errors import InvalidUsage, ViewInError
 from actors.runtime.kernel import ActorSystem
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import SLICED_ROWS
 from actors.testing.probe import MessageProbe
 
 FORMATS = ("parquet", "csv", "json")
@@ -193,17 +193,17 @@ async def test_nothing_is_copied_as_nothing(tmp_path: Path) -> None:
 
 
 def test_rows_are_repeated_in_bounded_pieces() -> None:
-    rows = pa.table({"a": [1, 2, 3], DIFF: pa.array([1, 2 * SLICED_ROWS.limit, 3], pa.int64())})
+    rows = pa.table({"a": [1, 2, 3], DIFF: pa.array([1, 2 * SLICE_ROWS, 3], pa.int64())})
     pieces = list(repeated(rows))
-    assert [piece.num_rows for piece in pieces] == [SLICED_ROWS.limit, SLICED_ROWS.limit, 4]
+    assert [piece.num_rows for piece in pieces] == [SLICE_ROWS, SLICE_ROWS, 4]
     counts = Counter(value for piece in pieces for value in piece["a"].to_pylist())
-    assert counts == {1: 1, 2: 2 * SLICED_ROWS.limit, 3: 3}
+    assert counts == {1: 1, 2: 2 * SLICE_ROWS, 3: 3}
 
 
 async def test_large_contents_that_retract_are_summed_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threshold_probes.GATHERED_BYTES, "limit", 4_096)
+    monkeypatch.setattr("actors.durable.arrangement.gathered.HELD_BYTES_MAX", 4_096)
     async with surroundings() as (_, persist):
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, *[(n, 1, 2) for n in range(3_000)]))

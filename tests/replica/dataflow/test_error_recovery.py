@@ -11,7 +11,6 @@ from raced_views import VIEWS, raced_views  # type: ignore[import-not-found]
 from actors.replica.dataflow.events import DataflowStep
 from actors.replica.dataflow.step import StepDeltas
 from actors.replica.dataflow.view import ViewStages
-from actors.runtime.threshold_probes import HELD_BYTES, use_kernel_limits
 
 FAILING = [name for name in VIEWS if name.endswith("fails")]
 STEPS = 36
@@ -70,11 +69,11 @@ async def test_a_step_over_the_changes_since_ends_an_error(
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("seed", "few"), [(8, False), (9, True)])
 async def test_it_is_exact_where_they_are_not_known_any_more(
-    tmp_path: Path, seed: int, *, few: bool, wholes: list[str]
+    tmp_path: Path, seed: int, *, few: bool, wholes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart, or where they are too many."""
     if few:
-        use_kernel_limits({HELD_BYTES.name: 200})
+        monkeypatch.setattr("actors.replica.dataflow.held_changes.HELD_BYTES_MAX", 200)
     recovered = await failed_and_recovered(tmp_path, seed, restarts=not few)
     assert any(recovered.values()), recovered
     assert wholes

@@ -30,7 +30,7 @@ from actors.model.plan.schema import DIFF, TIME
 from actors.model.protocol.compute import ViewExport
 from actors.replica.dataflow.commit import commit_parts
 from actors.replica.dataflow.engine import EngineClient
-from actors.replica.dataflow.hydrate import first_parts
+from actors.replica.dataflow.first_contents import first_parts
 from actors.runtime.errors import LocalProtocolError
 
 AS_OF = 5

@@ -17,7 +17,7 @@ from test_dataflow_machine import (  # type: ignore[import-not-found]
 
 from actors.model.protocol.internal import DataflowProgress
 from actors.replica.dataflow import events as m
-from actors.replica.dataflow.dataflow import FrontierReports
+from actors.replica.dataflow.frontier_reports import FrontierReports
 
 
 def test_frontiers_say_what_is_known_durable_and_installed() -> None:

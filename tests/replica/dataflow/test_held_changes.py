@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.replica.dataflow.held_changes import HeldChanges
-from actors.runtime.threshold_probes import HELD_BYTES, use_kernel_limits
 
 SCHEMA = TableSchema((TableColumn("a", "int"),))
 
@@ -44,9 +44,9 @@ def test_they_are_given_back_as_they_came() -> None:
     assert [plain(table) for table in held.release()] == [[]]
 
 
-def test_too_many_are_not_held() -> None:
+def test_too_many_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     many = rows(*((number, 6, 1) for number in range(100)))
-    use_kernel_limits({HELD_BYTES.name: many.nbytes})
+    monkeypatch.setattr("actors.replica.dataflow.held_changes.HELD_BYTES_MAX", many.nbytes)
     held = HeldChanges("u3", [SCHEMA])
     assert held.hold(5, [rows((1, 5, 1))])
     assert not held.hold(6, [many])

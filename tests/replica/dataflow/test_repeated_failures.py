@@ -29,7 +29,7 @@ def test_the_third_failure_in_the_same_way_is_the_views(
 ) -> None:
     measured: list[tuple[object, ...]] = []
     monkeypatch.setattr(repeated_failures, "measure", lambda *given: measured.append(given))
-    failures = RepeatedFailures("v", "u1", 3)
+    failures = RepeatedFailures("v", "u1")
     for _ in range(2):
         with pytest.raises(type(error)), failures.judged():
             raise error
@@ -45,7 +45,7 @@ def test_the_third_failure_in_the_same_way_is_the_views(
 
 
 def test_numbers_make_no_other_failure_and_words_do() -> None:
-    failures = RepeatedFailures("v", "u1", 3)
+    failures = RepeatedFailures("v", "u1")
     for number in range(2):
         assert failures.note(EngineError(f"stage {number}.0 of task 0x{number}f")) is None
         assert failures.note(EngineError(f"{'other ' * number}words")) is None
@@ -65,7 +65,7 @@ def test_numbers_make_no_other_failure_and_words_do() -> None:
     ],
 )
 def test_a_loss_and_what_is_judged_already_are_not_counted(error: Exception) -> None:
-    failures = RepeatedFailures("v", "u1", 3)
+    failures = RepeatedFailures("v", "u1")
     for _ in range(9):
         with pytest.raises(type(error)) as raised, failures.judged():
             raise error

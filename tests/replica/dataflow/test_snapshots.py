@@ -31,7 +31,6 @@ from actors.model.protocol.compute import (
     SubscribeExport,
 )
 from actors.model.protocol.internal import DataflowScheduled
-from actors.runtime import threshold_probes
 from actors.runtime.errors import StorageError
 from actors.runtime.kernel import ActorSystem
 
@@ -71,7 +70,7 @@ async def test_the_contents_are_one_batch_however_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, spills: bool
 ) -> None:
     if spills:
-        monkeypatch.setattr(threshold_probes.GATHERED_BYTES, "limit", 1_000)
+        monkeypatch.setattr("actors.durable.arrangement.gathered.HELD_BYTES_MAX", 1_000)
     async with surroundings() as (system, persist):
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, *[(n, 1, 2) for n in range(count)]))
@@ -95,7 +94,7 @@ async def test_the_contents_are_one_batch_however_large(
 async def test_large_contents_without_retractions_go_out_as_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threshold_probes.GATHERED_BYTES, "limit", 1_000)
+    monkeypatch.setattr("actors.replica.dataflow.passthrough.SUMMED_BYTES_MAX", 1_000)
     monkeypatch.setattr(GatheredUpdates, "add", None)  # nothing is summed up
     async with surroundings() as (system, persist):
         await shard(persist, "numbers", NUMBERS)
@@ -139,7 +138,7 @@ async def test_a_store_that_fails_in_the_midst_repeats_nothing(
 ) -> None:
     """The batch is told when all of it is there; what a failed try wrote is removed."""
     if not summed:
-        monkeypatch.setattr(threshold_probes.GATHERED_BYTES, "limit", 1_000)
+        monkeypatch.setattr("actors.replica.dataflow.passthrough.SUMMED_BYTES_MAX", 1_000)
     async with surroundings() as (system, persist):
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, *[(n, 1, 1) for n in range(3_000)]))

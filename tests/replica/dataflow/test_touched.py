@@ -21,7 +21,6 @@ from actors.model.plan.delta import (
 )
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.replica.dataflow.touched import StateLookups, StepLookups
-from actors.runtime.threshold_probes import DUE_BUCKETS, MET_PAIRS, use_kernel_limits
 
 Make: TypeAlias = Callable[..., StateLookups]
 
@@ -80,13 +79,12 @@ def test_rows_come_back_at_one_below_lo_consolidated(make: Make) -> None:
     assert touched.rows_read == 4, "what was copied, before it was consolidated"
 
 
-def test_pairs_are_counted_where_they_may_be_too_many(make: Make) -> None:
-    """Of three rows there and four changes, those with equal keys: more than ten in all."""
-    use_kernel_limits({MET_PAIRS.name: 10})
+def test_pairs_are_counted_by_key(make: Make) -> None:
+    """Of three rows there, those with the keys of changes, as often as these come."""
     plan = plan_of(StateLookup("s1", ("k",), (("d0", ("k",)),)))
     touched = make(plan, (1, 10, 2, 1), (1, 11, 3, 1), (2, 12, 3, 1))
     few = looked_up(touched, plan, [(1, 0, 5, 1), (1, 1, 6, 1), (1, 2, 7, 1)])
-    assert few.pairs == 2, "two rows are found, which cannot make more than six"
+    assert few.pairs == 3 * 2
     many = looked_up(touched, plan, [(1, 0, 5, 1), (1, 1, 6, 1), (2, 2, 7, 1), (3, 0, 8, 1)])
     assert many.pairs == 2 * 2 + 1
 
@@ -192,7 +190,7 @@ PLANNED = TableSchema(
 def test_what_comes_due_is_found_at_its_time(
     make: Make, buckets_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DUE_BUCKETS, "limit", buckets_max)
+    monkeypatch.setattr("actors.replica.dataflow.touched.DUE_BUCKETS_MAX", buckets_max)
     plan = plan_of(hidden=(HiddenState(PLANNED, ("bucket",), "due", "bucket"),))
     touched = make(plan)
     planned = [(1, 900), (2, 1000), (2, 1000), (3, 2500), (4, 2999), (5, 3000), (6, 9000)]

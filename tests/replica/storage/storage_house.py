@@ -11,7 +11,7 @@ from actors.model.protocol.compute import (
     InitializationComplete,
     ShardImport,
 )
-from actors.model.protocol.internal import SequencedCommand
+from actors.model.protocol.internal import SequencedCommand, TaggedCommand
 from actors.model.protocol.storage import (
     Command,
     ConnectorConfiguration,
@@ -22,7 +22,6 @@ from actors.model.protocol.storage import (
     RunOneshotIngestion,
     RunSink,
     SinkDescription,
-    StorageTagged,
 )
 from actors.model.protocol.storage_internal import ForStorage, InternalCommand, ResumeState
 from actors.replica.storage import events as e
@@ -118,7 +117,7 @@ class Room:
     def do(self, *commands: Command) -> list[e.Effect]:
         effects: list[e.Effect] = []
         for command in commands:
-            effects += self.event(StorageTagged(self.nonce, command))
+            effects += self.event(TaggedCommand(self.nonce, command, "storage"))
         return effects
 
     def hello(self, nonce: str) -> list[e.Effect]:

@@ -21,7 +21,7 @@ from actors.model.protocol.compute import (
 from actors.model.protocol.internal import ProposeCommand
 from actors.model.protocol.storage import UpdateStorageConfiguration
 from actors.replica.cluster import WorkerCluster
-from actors.replica.sequencer import CommandOrder
+from actors.replica.cluster.sequencer import CommandOrder
 from actors.runtime.kernel import ActorSystem
 from actors.runtime.settings import Settings
 from cluster_house import Fake, InlineClock, Stage  # type: ignore[import-not-found]
@@ -69,7 +69,7 @@ async def most_before(tmp_path: Path, flooded: str, window: int) -> int:
                 connectors=connectors,
             )
             compute: Any = await cluster.connect()
-            stored: Any = await cluster.connect_storage()
+            stored: Any = await cluster.connect("storage")
             for command in (Hello("c"), CreateInstance(3), InitializationComplete()):
                 await compute.send(command)
             for command in (Hello("s"), InitializationComplete()):

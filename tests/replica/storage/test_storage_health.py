@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.model.protocol.storage import HealthStatus
-from actors.replica.storage.telling import STARTING, HealthBoard, HealthCondition
+from actors.replica.storage.health_board import STARTING, HealthBoard, HealthCondition
 
 ALL = {"u1", "u1a", "u1b", "k1"}
 RUNNING = HealthCondition("running")

@@ -1,4 +1,4 @@
-"""A source lives by its table (`cluster.storage_rules`)."""
+"""A source lives by its table (`protocol_tables`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from storage_house import (  # type: ignore[import-not-found]
 )
 
 from actors.model.protocol.storage_internal import ResumeState
-from actors.replica.cluster.storage_rules import LIFE
 from actors.replica.storage import events as e
+from protocol_tables import SOURCE as SOURCE_LIFE  # type: ignore[import-not-found]
 
 SOURCE = source("u1", "a")
 WAYS: dict[str, list[str]] = {
@@ -75,11 +75,11 @@ class Life:
             self.ticket = asked.ticket
 
 
-@pytest.mark.parametrize(("state", "event"), LIFE)
+@pytest.mark.parametrize(("state", "event"), SOURCE_LIFE)
 def test_a_source_lives_by_its_table(state: str, event: str) -> None:
     life = Life()
     for before in WAYS[state]:
         life.step(before)
     assert life.state() == state
     life.step(event)
-    assert life.state() == LIFE[state, event]
+    assert life.state() == SOURCE_LIFE[state, event]

@@ -19,9 +19,9 @@ from actors.model.protocol.storage import (
     IngestionDescription,
     SinkDescription,
 )
-from actors.replica.storage.history import (
+from actors.replica.storage.history import StorageDefinitions
+from actors.replica.storage.reconciliation import (
     DefinitionRefusal,
-    StorageDefinitions,
     StorageReconciliation,
     reconcile,
 )

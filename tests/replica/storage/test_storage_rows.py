@@ -19,9 +19,9 @@ from actors.connectors.sinks.messages import SinkProgress
 from actors.connectors.sinks.sink import SinkStatistics
 from actors.connectors.storage_connectors import StorageConnectors
 from actors.model.protocol.compute import AllowWrites, Hello, InitializationComplete
-from actors.model.protocol.internal import ProposeCommand, SequencedCommand
+from actors.model.protocol.internal import ProposeCommand, SequencedCommand, TaggedCommand
 from actors.model.protocol.relations import relation_of
-from actors.model.protocol.storage import Command, StorageTagged
+from actors.model.protocol.storage import Command
 from actors.model.protocol.storage_internal import ResumeState
 from actors.replica.storage import events as e
 from actors.replica.storage.half import StorageHalf, StorageTurn
@@ -63,7 +63,7 @@ class Half:
 
     async def do(self, *commands: Command) -> None:
         for command in commands:
-            await self.half.receive(StorageTagged("a", command))
+            await self.half.receive(TaggedCommand("a", command, "storage"))
             await self.order()
 
     async def order(self) -> None:

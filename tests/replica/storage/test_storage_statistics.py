@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from actors.model.protocol.message_parts import ObjectStatistics
 from actors.model.protocol.storage import StatisticsUpdates
 from actors.model.protocol.storage_internal import StatisticsMeasurement, StatisticsUpdate
-from actors.replica.storage.telling import LocalStatistics, StatisticsSums
+from actors.replica.storage.task_statistics import LocalStatistics, StatisticsSums
 
 
 def test_counts_become_increments_and_are_taken_once() -> None:

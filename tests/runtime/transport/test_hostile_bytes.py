@@ -19,9 +19,11 @@ import pytest
 
 from actors.doors.client.client import Client
 from actors.model.pgwire.scram import make_verifier
+from actors.model.protocol.role_messages import CreateRole
 from actors.replica.cluster import connect
 from actors.runtime.settings import Settings
-from actors.runtime.transport.connection import OPENING, HandshakeOpening, TransportListener, dial
+from actors.runtime.transport.connection import TransportListener, dial
+from actors.runtime.transport.handshake import OPENING, HandshakeOpening
 from actors.runtime.transport.http_pages import HttpPages, liveness_page
 from actors.service import Service
 from actors.testing.engine import in_memory_engine
@@ -166,7 +168,7 @@ async def service(folder: Path, **fields: Any) -> AsyncIterator[Service]:
     async with Service(settings, engine=in_memory_engine()) as made:
         async with await Client.connect(made.address, settings=settings) as client:
             verifier = make_verifier("pencil", bytes(16)).text()
-            await client.create_role("boss", login=True, verifier=verifier)
+            await client.submit(CreateRole(0, "boss", login=True, verifier=verifier))
         yield made
 
 

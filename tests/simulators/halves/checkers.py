@@ -298,9 +298,8 @@ class HalvesToldChecker:
 
 class HalvesHoldsChecker:
     """*holds*: no history is lost that is still needed. A sink is started no later than its
-    committed upper, however often it is rendered again; a task gets only compactions that its
-    client has allowed; a partition of an index is compacted beyond no read that waits or is under
-    way, and not beyond the compaction that its client has allowed.
+    committed upper, however often it is rendered again; a partition of an index is compacted beyond
+    no read that waits or is under way, and not beyond the compaction that its client has allowed.
 
     Does not cover: the holds on shards themselves, which are not in these states.
     """
@@ -315,7 +314,7 @@ class HalvesHoldsChecker:
         )
 
     def compaction(self, id_: ObjectId, frontier: Frontier, allowed: Frontier) -> None:
-        """Check a compaction of a task, or a partition."""
+        """Check a compaction of a partition."""
         require(frontier <= allowed, "holds", "{} below {}, allowed is {}", id_, frontier, allowed)
 
     def reads(self, number: int, since: int, times: Iterable[int]) -> None:

@@ -15,10 +15,12 @@ from msgspec.structs import replace
 from actors.model.plan.delta import DeltaPlan
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.protocol import compute, storage
-from actors.replica.cluster.checked import ResponseRules
-from actors.replica.cluster.partitioned import ConnectionLimits, PartitionedState
-from actors.replica.cluster.rules import CommandRules
-from actors.replica.cluster.storage_connection import StoragePartitioned
+from actors.replica.cluster.partitioned import (
+    ConnectionLimits,
+    PartitionedState,
+    StoragePartitioned,
+)
+from actors.replica.cluster.rules import CommandRules, ResponseRules
 from actors.replica.cluster.storage_rules import StorageCommandRules, StorageResponseRules
 from actors.replica.compute.history import ComputeHistory
 from actors.replica.storage.history import StorageHistory

@@ -16,9 +16,14 @@ import msgspec
 
 from actors.channel_adapter import ConnectClient, DisconnectClient, NonceVerdict, StashRules
 from actors.model.protocol import storage_internal as internal
-from actors.model.protocol.compute import TaggedCommand, TaggedResponse
-from actors.model.protocol.internal import BatchEmitted, Half, SequencedCommand
-from actors.model.protocol.storage import StatusUpdate, StorageTagged, StorageTaggedResponse
+from actors.model.protocol.internal import (
+    BatchEmitted,
+    Half,
+    SequencedCommand,
+    TaggedCommand,
+    TaggedResponse,
+)
+from actors.model.protocol.storage import StatusUpdate
 from actors.replica.compute import events as ce
 from actors.replica.compute.outbox import ResponseOutbox
 from actors.replica.compute.state import ComputeState
@@ -168,7 +173,7 @@ class WorkerNode:
                 self._from_storage(tagged, mark)
                 self._unordered.append(self.storage.proposed)
                 self._done_with_some()
-            case LateCommand(TaggedCommand() as tagged):
+            case LateCommand(TaggedCommand(half="compute") as tagged):
                 require(not self._offers(tagged, None), "told", "late, and offered: {}", tagged)
             case LateCommand(tagged):
                 self._from_storage(tagged, None)
@@ -178,18 +183,18 @@ class WorkerNode:
                 self.feed(lost)
         return True
 
-    def _from_compute(self, tagged: TaggedCommand, mark: list[Any] | None) -> None:
+    def _from_compute(self, tagged: TaggedCommand[Any], mark: list[Any] | None) -> None:
         if not self._offers(tagged, mark):
             self._compute_lane.done()
 
-    def _offers(self, tagged: TaggedCommand, mark: list[Any] | None) -> bool:
+    def _offers(self, tagged: TaggedCommand[Any], mark: list[Any] | None) -> bool:
         effects = self.compute.handle(tagged)
         self._mark = mark
         self._perform_all(effects)
         self._mark = None
         return bool(effects)
 
-    def _from_storage(self, tagged: StorageTagged, mark: list[Any] | None) -> None:
+    def _from_storage(self, tagged: TaggedCommand[Any], mark: list[Any] | None) -> None:
         if self.index == 0:
             self.world.wants_storage.hear(tagged.nonce, tagged.command)
         self._mark = mark
@@ -317,9 +322,6 @@ class WorkerNode:
             case e.AllowTaskWrites():
                 for task in world.outside.tasks.values():
                     task.at_work |= task.node is self
-            case e.AllowTaskCompaction(id=id_, frontier=frontier):
-                allowed = world.allowed.get(id_, 0)
-                world.holds.compaction(id_, frontier, allowed)
             case e.LogStorageReconciliation(refused=refused):
                 world.struck["update refused"] += len(refused)
             case e.LogRefusedUpdate():
@@ -393,8 +395,7 @@ class WorkerNode:
         nonce = self._storage_outbox.nonce
         if nonce is not None and len(self._storage_outbox):
             for serial, response in self._storage_outbox.take():
-                tagged = StorageTaggedResponse(nonce, response, serial)
-                self.adapters["storage"].up.append(tagged)
+                self.adapters["storage"].up.append(TaggedResponse(nonce, response, serial))
 
     def taken(self, half: Half, tagged: Any) -> None:
         """Note that an adapter has taken a response."""

@@ -9,22 +9,24 @@ from unittest import mock
 from msgspec.structs import replace
 
 from actors.channel_adapter import NonceVerdict, StashRules
-from actors.model.protocol.compute import CreateDataflow, TaggedCommand
-from actors.model.protocol.storage import SinkDescription, StorageTagged
+from actors.model.protocol.compute import CreateDataflow
+from actors.model.protocol.internal import TaggedCommand
+from actors.model.protocol.storage import FrontierUpper, SinkDescription
 from actors.model.protocol.storage_internal import DropObjects, RunSinkDataflow, SuspendAndRestart
 from actors.replica.cluster import partitioned
-from actors.replica.cluster import storage_connection as storage_partitioned
-from actors.replica.compute import history as compute_reconcile
-from actors.replica.compute.history import ReconcileObstacle
+from actors.replica.cluster.partitioned import StoragePartitioned
+from actors.replica.compute import reconciliation as compute_reconcile
 from actors.replica.compute.reads import PeekHolds
+from actors.replica.compute.reconciliation import ReconcileObstacle
 from actors.replica.compute.state import ComputeState
 from actors.replica.storage import events as e
-from actors.replica.storage import history as storage_reconcile
+from actors.replica.storage import reconciliation as storage_reconcile
 from actors.replica.storage import state as storage_state
+from actors.replica.storage.health_board import HealthBoard
 from actors.replica.storage.pursuits import DesiredState
 from actors.replica.storage.state import StorageState
+from actors.replica.storage.task_statistics import StatisticsSums
 from actors.replica.storage.tasks import Shape, StorageTaskRunner
-from actors.replica.storage.telling import HealthBoard, StatisticsSums
 from actors.runtime.progress import Frontier
 from tests.simulators.mutants import Mutants
 
@@ -40,7 +42,7 @@ def drop_when_told(right: Any, self: StorageState, id: str) -> Any:
 
 
 @PLANTED.wraps(ComputeState, "_tagged")
-def created_when_told(right: Any, self: ComputeState, event: TaggedCommand) -> Any:
+def created_when_told(right: Any, self: ComputeState, event: TaggedCommand[Any]) -> Any:
     """Let worker 0 render a dataflow when its client creates it, the others when it is ordered."""
     effects = right(self, event)
     if effects and isinstance(event.command, CreateDataflow) and self.incoming is None:
@@ -72,13 +74,13 @@ def rendered_after_its_drop() -> Iterator[None]:
 
 
 @PLANTED.wraps(StorageState, "_tagged")
-def late_commands_applied(right: Any, self: StorageState, event: StorageTagged) -> Any:
+def late_commands_applied(right: Any, self: StorageState, event: TaggedCommand[Any]) -> Any:
     """Take commands of a former client of the storage half for the present one's."""
     return right(self, replace(event, nonce=self.client.nonce or event.nonce))
 
 
 @PLANTED.wraps(ComputeState, "_tagged")
-def late_commands_offered(right: Any, self: ComputeState, event: TaggedCommand) -> Any:
+def late_commands_offered(right: Any, self: ComputeState, event: TaggedCommand[Any]) -> Any:
     """Propose commands of a former client of the compute half to the one order."""
     return right(self, replace(event, nonce=self._offering or event.nonce))
 
@@ -90,11 +92,16 @@ def compaction_of_another(right: Any, self: DesiredState, id: str, frontier: Fro
         right(self, each, frontier)
 
 
-@PLANTED.planted
-def furthest_upper_told() -> Iterator[None]:
+@PLANTED.replaces(StoragePartitioned, "_upper")
+def furthest_upper_told(
+    self: StoragePartitioned, part: int, response: FrontierUpper
+) -> FrontierUpper | None:
     """Report an upper when the first worker has reported it."""
-    with mock.patch.object(storage_partitioned, "min", max, create=True):
-        yield
+    found = self._object(part, response.id, "an upper")
+    if response.upper <= found.reported:
+        return None
+    found.reported = response.upper
+    return response
 
 
 @PLANTED.planted

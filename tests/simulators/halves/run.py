@@ -16,12 +16,11 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from actors.channel_adapter import ConnectClient, DisconnectClient
 from actors.model.protocol import compute, storage
-from actors.model.protocol.internal import Half, ProposeCommand
+from actors.model.protocol.internal import Half, ProposeCommand, TaggedCommand
 from actors.model.protocol.storage_internal import ForwardedCommand
-from actors.replica.sequencer import CommandOrder
+from actors.replica.cluster.sequencer import CommandOrder
 from actors.replica.storage import events as e
 from actors.runtime.errors import PenstockError
-from actors.runtime.progress import EMPTY, Frontier, ObjectId
 from tests.simulators.halves import schedule as plan
 from tests.simulators.halves.checkers import (
     BlameChecker,
@@ -97,8 +96,6 @@ class HalvesWorld:
         self.outside = SimulatedConnectors(self)
         self.told = HalvesToldChecker(count, self.outside.durable)
         self.holds = HalvesHoldsChecker()
-        self.allowed: dict[ObjectId, Frontier] = {}
-        """Furthest compaction that any client of the storage half has sent."""
         self.clients: dict[Half, Client | None] = {"compute": None, "storage": None}
         self._histories: dict[Half, list[Any]] = {"compute": [], "storage": []}
         """Histories of the last client of each half."""
@@ -249,18 +246,15 @@ class HalvesWorld:
             for part, split in client.say(command):
                 hello = isinstance(split, compute.Hello)
                 if isinstance(client, StorageClient):
-                    if isinstance(split, compute.AllowCompaction) and split.frontier < EMPTY:
-                        most = max(split.frontier, self.allowed.get(split.id, 0))
-                        self.allowed[split.id] = most
-                    tagged: Any = storage.StorageTagged(client.nonce, split)
+                    tagged: Any = TaggedCommand(client.nonce, split, half)
                     self.nodes[part].adapters[half].down.append(tagged)
                 elif part == 0 and not hello:
                     to_first.append(split)
                 else:
-                    tagged = compute.TaggedCommand(client.nonce, split)
+                    tagged = TaggedCommand(client.nonce, split)
                     self.nodes[part].adapters[half].down.append(tagged)
         for lot in batch_commands(to_first, self.dice):
-            tagged = compute.TaggedCommand(client.nonce, lot)
+            tagged = TaggedCommand(client.nonce, lot)
             self.nodes[0].adapters[half].down.append(tagged)
 
     def _client(self, half: Half) -> Client:
@@ -292,7 +286,7 @@ class HalvesWorld:
         for node in self.nodes:
             down = node.adapters[half].down
             for _ in range(int(self.dice.random() * (LOST_MAX + 1))):
-                if down and isinstance(down[-1], compute.TaggedCommand | storage.StorageTagged):
+                if down and isinstance(down[-1], TaggedCommand):
                     down.pop()
             if self.dice.random() < 0.7:
                 down.append(DisconnectClient(client.nonce))
@@ -325,9 +319,7 @@ class HalvesWorld:
         late = [each for each in former.said if not isinstance(each, compute.Hello)]
         for node in self.nodes:
             for command in late[-1 - int(self.dice.random() * LOST_MAX) :]:
-                tagged: Any = storage.StorageTagged(former.nonce, command)
-                if half == "compute":
-                    tagged = compute.TaggedCommand(former.nonce, command)
+                tagged = TaggedCommand(former.nonce, command, half)
                 node.adapters[half].down.append(LateCommand(tagged))
 
     def restart(self) -> None:

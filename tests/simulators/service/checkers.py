@@ -30,8 +30,7 @@ from actors.model.protocol.api import (
     WriteCommitted,
 )
 from actors.model.protocol.compute import Command, PeekResponse, Response
-from actors.replica.cluster.checked import ResponseRules
-from actors.replica.cluster.rules import CommandRules
+from actors.replica.cluster.rules import CommandRules, ResponseRules
 from actors.replica.cluster.storage_rules import StorageCommandRules, StorageResponseRules
 from actors.runtime.errors import InvalidUsage, RemoteProtocolError
 from actors.runtime.progress import EMPTY

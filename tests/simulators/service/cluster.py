@@ -34,6 +34,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from actors.connectors.storage_connectors import StorageConnectors
+from actors.control.controller.reads.rows_at_hand import RowsAtHand
+from actors.control.controller.replicas.instance import ReplicaSupply
 from actors.control.controller.replicas.replica import ReplicaClient
 from actors.durable.persist import PersistClient
 from actors.durable.persist.location import CompareAndSet
@@ -47,7 +49,7 @@ from actors.runtime.kernel.cell import ActorCell
 from actors.runtime.settings import Settings
 from actors.runtime.transport.connection import TransportListener
 from actors.service import Service
-from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
+from actors.testing.drawn_settings import constants_of, draw_constants, draw_settings, drawn_text
 from actors.testing.virtual_time import VirtualClock, VirtualDeadlock
 from actors.worker import Worker
 from tests.simulators.service.checkers import ReadsChecker, ViewsChecker, WritesChecker
@@ -210,12 +212,22 @@ class _Service(Service):
         self.persist.injector = world.injector
         return self.persist
 
+    async def _replicas(self, *given: Any) -> ReplicaSupply:
+        supply = await super()._replicas(*given)
+        # Else no look-up of a key in an index would come to a worker.
+        if self._world.schedule.seed % 2:
+            self._at_hand = RowsAtHand()
+        return supply
+
     async def _bind(self, address: str) -> TransportListener:
         return cast(TransportListener, self.listener)
 
     def _connect(self, client: LocalClient, replica: str) -> ReplicaClient:
         self.clusters = self._clusters
         world = self._world
+        if client.half == "storage":
+            heard = world.guarded(StorageWatch(world, self._life, controller=True).heard)
+            return FaultyClusterClient(self._way(client), world.injector, heard, name="storage")
         watch = ControllerWatch(world, self._life, heard=replica == "r1")
         return FaultyClusterClient(self._way(client), world.injector, world.guarded(watch.heard))
 
@@ -234,11 +246,6 @@ class _Service(Service):
     ) -> SimulatedOutside:
         world = self._world
         return SimulatedOutside(world, self.settings, world.clock, system.random, executor, scratch)
-
-    def _connect_storage(self, client: LocalClient) -> ReplicaClient:
-        world = self._world
-        heard = world.guarded(StorageWatch(world, self._life, controller=True).heard)
-        return FaultyClusterClient(self._way(client), world.injector, heard, name="storage")
 
     def _reach(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
         return DelayedAddress(adapter, self._world.injector, self._world.told.sent)
@@ -418,8 +425,8 @@ class SimulatedCluster:
         if service is None or service.clusters is None:
             raise ConnectionBroken("the cluster is down")
         if isinstance(service.clusters, LocalReplicas):
-            return await service.clusters.connect_storage("r1")
-        return await service.clusters.connect_storage()
+            return await service.clusters.connect("r1", "storage")
+        return await service.clusters.connect("storage")
 
     @property
     def life(self) -> int:
@@ -455,7 +462,7 @@ class SimulatedCluster:
         service = self._service
         if service is None or service.persist is None:
             return []
-        return list(service.persist._book.shards())
+        return list(service.persist._book._readers)
 
 
 def _parts_of(system: ActorSystem, replica: str) -> list[ActorCell[Any]]:
@@ -517,7 +524,8 @@ def _simulate(schedule: ClusterSchedule, keep_trace: bool) -> RunReport:
         with crashable_loop(schedule.seed) as loop:
             world = SimulatedCluster(schedule, directory, keep_trace)
             try:
-                with kernel_limits_of(world.settings):
+                constants = draw_constants(schedule.seed) if schedule.setting.drawn else {}
+                with constants_of(constants):
                     loop.run_until_complete(drive(world))
             except (VirtualDeadlock, EndlessRun) as error:
                 world.violation = world.violation or CheckerViolation(f"liveness: {error}")

@@ -23,7 +23,8 @@ from actors.control.controller.catalog.catalog import CATALOG_KEY, INDEX, Catalo
 from actors.control.controller.catalog.quarantine import decode_catalog
 from actors.durable.persist.documents import decode_shard, decode_tables
 from actors.durable.persist.location import CompareAndSet
-from actors.durable.persist.parts import decode, decode_list, unread, with_parts
+from actors.durable.persist.part_lists import decode_list, unread, with_parts
+from actors.durable.persist.parts import decode
 from actors.durable.persist.schemas import schema_of
 from actors.durable.persist.shard import TABLES_UPPER, BatchPart, ShardBatch, ShardState
 from actors.model.plan.schema import DIFF, ERROR, TIME

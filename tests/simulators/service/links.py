@@ -8,18 +8,16 @@ messages in flight, in both directions; one that is closed delivers them first.
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
 from actors.channel_adapter import ConnectClient
-from actors.model.protocol.compute import Command, Peek, PeekRows, Response
-from actors.model.protocol.storage import StorageTaggedResponse
+from actors.model.protocol.compute import Command, Response
+from actors.model.protocol.internal import TaggedResponse, TaggedResponses
 from actors.replica.cluster.client import ClusterClient, LocalClient, WireClient
 from actors.replica.cluster.serving import ConversationServer
-from actors.replica.cluster.storage_connection import StorageServer
 from actors.runtime.errors import ConnectionBroken, PenstockError, ResourceClosed
 from actors.runtime.kernel import ActorAddress
 from actors.runtime.progress import Nonce
@@ -225,8 +223,8 @@ def over_wire(client: LocalClient, injector: FaultInjector, settings: Settings) 
     over a wire, and the cluster's end is the one of a socket."""
     wire = SimulatedWire(injector, "wire")
     served = WireEnd(wire, "a controller", wire.down, wire.up)
-    kind = StorageServer if client.half == "storage" else ConversationServer
-    conversation = kind(client.acceptor, settings).converse(cast(Any, served))
+    server = ConversationServer(client.acceptor, settings, client.half)
+    conversation = server.converse(cast(Any, served))
     task = asyncio.get_running_loop().create_task(_over(wire, conversation))
     _CONVERSATIONS.add(task)
     task.add_done_callback(_CONVERSATIONS.discard)
@@ -309,13 +307,6 @@ class FaultyClusterClient:
                 return count
             self._heard(command)
         return len(commands)
-
-    def answer(self, peek: Peek) -> PeekRows | None:
-        """Return the inner client's answer to every other peek; None for the rest, which go to the
-        workers."""
-        if self._broken.is_set() or zlib.crc32(peek.uuid.encode()) % 2:
-            return None
-        return self._inner.answer(peek)
 
     async def receive(self) -> Response:
         """Return the next response."""
@@ -418,8 +409,11 @@ class DelayedAddress(ActorAddress[Any]):
 
     def reply(self, message: Any) -> bool:
         """Answer, perhaps delayed."""
-        if isinstance(message, StorageTaggedResponse):
+        if self._half and isinstance(message, TaggedResponse):
             self._sent(self.path, message.nonce, message.response)
+        elif self._half and isinstance(message, TaggedResponses):
+            for _, response in message.responses:
+                self._sent(self.path, message.nonce, response)
         if self._from_worker.take(message, self._delay_s("worker.up")):
             return True
         return super().reply(message)

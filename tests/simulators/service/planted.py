@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from unittest import mock
 
-from actors.channel_adapter import ChannelAdapter, NonceVerdict, ResponsesForwarded, StashRules
+from actors.channel_adapter import ChannelAdapter, NonceVerdict, StashRules
 from actors.durable.persist.location import CompareAndSet, ConsensusStore
 from actors.durable.persist.machine import ShardMachine
 from actors.fetch_task import FetchTask
 from actors.listen_task import ListenTask
 from actors.model.plan.updates import empty_updates
-from actors.model.protocol.compute import TaggedResponse
-from actors.model.protocol.internal import PartFetched
+from actors.model.protocol.internal import PartFetched, TaggedResponse
 from actors.replica.cluster.connection import AcceptConnection, ConnectionAcceptor
 from actors.replica.compute.reads import PeekHolds
 from actors.replica.dataflow.rivals import ReplicaAppend, ReplicaFollower
@@ -33,7 +32,7 @@ async def no_nonce_check(self: ChannelAdapter, tagged: TaggedResponse) -> None:
     if current is not None and self._rules.connected:
         self._forward(TaggedResponse(current, tagged.response, tagged.serial))
     else:
-        await self._down(ResponsesForwarded(tagged.nonce, (tagged.serial,)))
+        await self._pass(tagged.nonce, (tagged.serial,))
 
 
 @PLANTED.replaces(FetchTask, "_failed")

@@ -8,19 +8,19 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from actors.channel_adapter import ResponsesForwarded, StorageAdapter
+from actors.channel_adapter import ChannelAdapter
 from actors.connectors.ingest.shards import IngestShards
 from actors.connectors.ingest_task import IngestRunning, IngestTask
 from actors.connectors.sink_task import SinkTask, _Driver
 from actors.connectors.sinks.messages import hold_of
 from actors.model.plan.schema import TableSchema
-from actors.model.protocol.storage import StorageTaggedResponse
+from actors.model.protocol.internal import TaggedResponse
 from actors.model.protocol.storage_internal import CreateIngestionDataflow, DropObjects
 from actors.replica.dataflow import commit
 from actors.replica.storage.events import CancelLookUp
 from actors.replica.storage.half import StorageHalf
-from actors.replica.storage.history import reconcile
 from actors.replica.storage.pursuits import DesiredState
+from actors.replica.storage.reconciliation import reconcile
 from actors.replica.storage.renderings import RenderingEnded
 from actors.replica.storage.state import StorageState
 from actors.replica.storage.telling import dataflow_rows
@@ -31,14 +31,16 @@ BUGS: Final = Mutants()
 """Only runs with a source can find one (`schedule.has_source`)."""
 
 
-@BUGS.replaces(StorageAdapter, "_from_worker")
-async def storage_nonce_unchecked(self: StorageAdapter, tagged: Any) -> None:
+@BUGS.wraps(ChannelAdapter, "_from_worker")
+async def storage_nonce_unchecked(right: Any, self: ChannelAdapter, tagged: TaggedResponse) -> None:
     """Let the storage half's adapter forward every response to the present connection."""
     current = self._rules.current
-    if current is not None and self._rules.connected:
-        self._forward(StorageTaggedResponse(current, tagged.response, tagged.serial))
+    if self._half == "compute":
+        await right(self, tagged)
+    elif current is not None and self._rules.connected:
+        self._forward(TaggedResponse(current, tagged.response, tagged.serial))
     else:
-        await self._down(ResponsesForwarded(tagged.nonce, (tagged.serial,)))
+        await self._pass(tagged.nonce, (tagged.serial,))
 
 
 @BUGS.planted

@@ -15,6 +15,7 @@ from typing import Final
 
 from actors.doors.client.client import Client, TableWrite
 from actors.model.plan.schema import TableColumn
+from actors.model.protocol.api import AlterObject
 from actors.runtime.errors import (
     ConnectionBroken,
     InvalidUsage,
@@ -286,7 +287,7 @@ class SimulatedClient:
         column = TableColumn(f"x{operation.number}", "bigint")
         # It was added by an operation of which nobody knew the outcome, or a sink is there.
         with suppress(InvalidUsage):
-            await client.alter(operation.name, add_columns=[column])
+            await client.submit(AlterObject(0, operation.name, add_columns=(column,)))
 
     async def _copy(self, operation: ClientOperation) -> None:
         rows = [self.shared.fresh_row(i) for i in range(operation.number)]

@@ -22,7 +22,7 @@ from actors.model.protocol.storage import (
     RunOneshotIngestion,
     StagedBatches,
 )
-from actors.replica.sequencer import Sequencer
+from actors.replica.cluster.sequencer import Sequencer
 from actors.replica.storage.renderings import LogEntry
 from actors.replica.storage.state import StorageState
 from actors.replica.storage.telling import Described

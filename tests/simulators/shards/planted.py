@@ -13,8 +13,8 @@ from actors.durable.persist import change as appending
 from actors.durable.persist.change import ChangeOutcome, ShardDocuments
 from actors.durable.persist.machine import ShardMachine
 from actors.durable.persist.orphans import OrphanCollector, SuspectBlobs
+from actors.durable.persist.part_lists import PartLists, list_lost_error
 from actors.durable.persist.part_store import PartStore
-from actors.durable.persist.parts import PartLists, list_lost_error
 from actors.durable.persist.reader import LeaseBook
 from actors.durable.persist.shard import (
     BatchPart,

@@ -17,7 +17,7 @@ from typing import Any, Final
 from actors.durable.persist import NewShard, PersistClient
 from actors.runtime.errors import StorageError
 from actors.runtime.settings import Settings
-from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
+from actors.testing.drawn_settings import constants_of, draw_constants, draw_settings, drawn_text
 from actors.testing.virtual_time import VirtualClock, VirtualDeadlock
 from tests.simulators.service.cluster import RunReport, crashable_loop, quiet_run, report_of
 from tests.simulators.service.crash import EndlessRun
@@ -255,7 +255,8 @@ def _simulate(schedule: ShardSchedule, keep_trace: bool) -> RunReport:
     with crashable_loop(schedule.seed) as loop:
         world = ShardsWorld(schedule, keep_trace)
         try:
-            with kernel_limits_of(world.settings):
+            constants = draw_constants(schedule.seed) if schedule.setting.drawn else {}
+            with constants_of(constants):
                 loop.run_until_complete(world.drive())
         except (VirtualDeadlock, EndlessRun) as error:
             world.violation = world.violation or CheckerViolation(f"liveness: {error}")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from actors.runtime.errors import CorruptData, StorageError, WalRefused
 from actors.wal.acceptor import AcceptorCore, AppendUnflushed, FlushWal
-from actors.wal.files import ControlState, ControlStore, WalStore
+from actors.wal.acceptor_stores import ControlState, ControlStore, WalStore
 from actors.wal.messages import AppendRequest, ProposerElected
-from actors.wal.peers import (
+from actors.wal.peer_status import (
     PeerStatus,
     is_useful_donor,
     make_announcement,

@@ -37,7 +37,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from actors.wal.acceptor import AcceptorCore, AppendUnflushed
-from actors.wal.files import ControlState, WalStore
+from actors.wal.acceptor_stores import ControlState, WalStore
 from actors.wal.history import check_history
 from actors.wal.lsn import ALIGNMENT
 from actors.wal.messages import (

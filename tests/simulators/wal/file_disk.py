@@ -13,8 +13,8 @@ import random
 from pathlib import Path
 from typing import Final
 
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.control import FileControl
-from actors.wal.files import ControlState
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES_MIN
 from actors.wal.records import MAGICS, SHORT_HEADER_BYTES
 from actors.wal.storage import FileWal

@@ -7,16 +7,17 @@ from typing import Final
 
 import google_crc32c
 
-from actors.connectors.relay_server import FirstRecord
+from actors.connectors.sources.relay_server import FirstRecord
 from actors.runtime.errors import CorruptData, InvalidUsage
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.control import decode, encode
-from actors.wal.files import ControlState
 from actors.wal.framing import RecordDecoder
 from actors.wal.framing import encode as framed
 from actors.wal.inspection import inspect_bytes, lines
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.messages import ConfigMember, MembershipConfig, TermEntry
-from actors.wal.records import MAGICS, RECORD_BYTES_MAX, BadRecord, RecordScanner, run_of
+from actors.wal.record_runs import run_of
+from actors.wal.records import MAGICS, RECORD_BYTES_MAX, BadRecord, RecordScanner
 from tests.simulators.wal.made_up import MadeUpLog
 
 _START: Final = SEGMENT_BYTES - 2 * PAGE_BYTES + 24

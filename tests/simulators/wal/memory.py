@@ -16,7 +16,7 @@ import struct
 from typing import Final
 
 from actors.runtime.errors import InvalidUsage, StorageError
-from actors.wal.files import ControlState
+from actors.wal.acceptor_stores import ControlState
 from tests.simulators.service.faults import CRASH, FAIL, InjectedFault
 from tests.simulators.wal.files import MachineCrashed
 

@@ -20,14 +20,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from actors.wal import codec_v2, codec_v3
+from actors.wal import codec_v3
 from actors.wal.messages import AcceptorMessage, ProposerMessage
+from tests.kit import proposer_v2
 
 TO_ACCEPTOR: Final = 0
 TO_PROPOSER: Final = 1
 END: Final = None
 """Sent like a message: the other end is closed."""
-CODECS: Final[dict[int, Any]] = {2: codec_v2, 3: codec_v3}
+CODECS: Final[dict[int, Any]] = {2: proposer_v2, 3: codec_v3}
 
 
 class EventQueue:

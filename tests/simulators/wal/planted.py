@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from actors.wal import acceptor, quorum
 from actors.wal.acceptor import AcceptorCore, AcceptorPeer
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.candidate import ProposerCandidate
-from actors.wal.files import ControlState
 from actors.wal.messages import AppendRequest, ProposerElected, VoteRequest
 from actors.wal.segments import SegmentFiles
 from actors.wal.storage import FileWal

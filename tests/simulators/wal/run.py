@@ -13,7 +13,7 @@ from typing import Final
 
 from actors.runtime.errors import PenstockError
 from actors.wal.acceptor import AcceptorPeer
-from actors.wal.files import ControlState
+from actors.wal.acceptor_stores import ControlState
 from actors.wal.lsn import SEGMENT_BYTES
 from tests.simulators.service.cluster import RunReport, report_of
 from tests.simulators.service.faults import FaultInjector, TraceDigest

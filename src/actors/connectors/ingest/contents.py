@@ -1,11 +1,19 @@
-"""The contents of an export by key, for looking up the old rows of upserts.
+"""Converts upserts of an export into updates, by its contents by key, which have the old rows.
 
-Theory of operation. An arrangement in scratch follows the rows *given*, not the durable ones: it is
-loaded once, with the durable and the staged rows, and fed with every later piece. So an upsert
-finds its old row although the batch that holds it is not durable yet. It is a cache for the life of
-one task: after a failure the next task loads it again.
+Theory of operation. The changes of one mark are concatenated in order; of each key only the first
+and the last row count. The first tells whether the key had a row before (`keys_to_find`: the caller
+looks these rows up); the last tells the row now. So the updates are: every row found, retracted;
+every last row that is none of `UpsertOp.DELETED`, inserted. All of it is columns at a time.
+
+Old rows are in `KeyedContents`. An arrangement in scratch follows the rows *given*, not the durable
+ones: it is loaded once, with the durable and the staged rows, and fed with every later piece. So an
+upsert finds its old row although the batch that holds it is not durable yet. It is a cache for the
+life of one task: after a failure the next task loads it again.
 
 Its times count the pieces. Blocking work runs through the clock's threads; one call at a time.
+
+Invariants: `resolve` gives no key twice with the same sign; applied to contents in which every key
+has at most one row, it leaves every key with at most one.
 """
 
 from __future__ import annotations
@@ -25,19 +33,12 @@ from actors.model.plan.updates import at_time, consolidate
 from actors.runtime.errors import CorruptData, RemoteProtocolError
 from actors.runtime.kernel import ActorClock
 
-# -- Converts upserts into updates, for callers of `connectors.sources.source.SourceConnector`. Pure
-# ------------------- Theory of operation. The changes of one mark are concatenated in order; of
-# each key only the first and the last row count. The first tells whether the key had a row before
-# (`keys_to_find`: the caller looks these rows up); the last tells the row now. So the updates are:
-# every row found, retracted; every last row that is none of `UpsertOp.DELETED`, inserted. All of it
-# is columns at a time.
-#
-# Invariants: `resolve` gives no key twice with the same sign; applied to contents in which every
-# key has at most one row, it leaves every key with at most one.
-
-
-_PLACE_upserts: Final = "__place"
+MAINTAIN_EVERY = 16
+"""Pieces between two merges of the arrangement's runs."""
+_PLACE: Final = "__place"
 _KEPT_TYPE: Final = pa.list_(pa.int16())
+
+# -- upserts ---------------------------------------------------------------------------------------
 
 
 def joined(schema: TableSchema, pieces: Iterable[pa.Table]) -> pa.Table:
@@ -78,13 +79,11 @@ def resolve(schema: TableSchema, changes: pa.Table, found: pa.Table) -> pa.Table
 
 def _first_and_last(schema: TableSchema, changes: pa.Table) -> tuple[Any, Any]:
     """Return the places of each key's first and last row."""
-    table = changes.select(schema.key).append_column(
-        _PLACE_upserts, pa.array(np.arange(len(changes)))
-    )
+    table = changes.select(schema.key).append_column(_PLACE, pa.array(np.arange(len(changes))))
     groups = table.group_by(list(schema.key), use_threads=False).aggregate(
-        [(_PLACE_upserts, "min"), (_PLACE_upserts, "max")]
+        [(_PLACE, "min"), (_PLACE, "max")]
     )
-    return groups[f"{_PLACE_upserts}_min"].to_numpy(), groups[f"{_PLACE_upserts}_max"].to_numpy()
+    return groups[f"{_PLACE}_min"].to_numpy(), groups[f"{_PLACE}_max"].to_numpy()
 
 
 def _signed(rows: pa.Table, diff: int) -> pa.Table:
@@ -128,9 +127,7 @@ def _keys(schema: TableSchema, rows: pa.Table) -> list[tuple[Any, ...]]:
     return list(zip(*(rows[name].to_pylist() for name in schema.key), strict=True))
 
 
-MAINTAIN_EVERY = 16
-"""Pieces between two merges of the arrangement's runs."""
-_PLACE = "__place"
+# -- contents by key -------------------------------------------------------------------------------
 
 
 class KeyedContents:
@@ -145,11 +142,6 @@ class KeyedContents:
         self._clock = clock
         self._held: Arrangement | None = None
         self._pieces = 0
-
-    @property
-    def loaded(self) -> bool:
-        """Return whether it holds all rows given."""
-        return self._held is not None
 
     async def load(self, pieces: AsyncIterator[pa.Table]) -> None:
         """Load these updates (their times do not count)."""

@@ -23,7 +23,8 @@ import msgspec
 import pyarrow as pa
 
 from actors.connectors.sinks.formats import OutputFiles, check_format
-from actors.connectors.sinks.outlets import SinkStorage, local_path, open_storage
+from actors.connectors.sinks.local_folders import local_path
+from actors.connectors.sinks.outlets import SinkStorage, open_storage
 from actors.durable.object_store.bucket_paths import bucket_path, is_bucket
 from actors.durable.object_store.bucket_store import (
     GIVE_UP_S,
@@ -173,7 +174,7 @@ class CopyOutput:
                 if error.determinate and not unknown:
                     raise
                 unknown = True
-                if not await retry.pause(error):
+                if not await retry.pause():
                     # The manifest may still appear, and names the files, so they stay.
                     self._staging.committed()
                     raise StorageError(

@@ -2,8 +2,8 @@
 
 A file is read twice: first only the columns that tell rows apart (the primary key, or all), and
 when one of the rows may be there, all of it. Files whose bounds exclude the rows are not read. Rows
-are compared bit by bit, NULL is NULL, and of a row with n copies exactly as many are deleted as
-should (`subtract`): MERGE of a Delta engine can promise neither.
+are compared bit by bit, NULL is NULL, and of a row with five copies of which two are deleted three
+stay (`subtract`): MERGE of a Delta engine, which compares by ``=``, can promise neither.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from actors.connectors.sinks.formats import OutputFiles
-from actors.connectors.sinks.outlets import SinkThreads
+from actors.connectors.sinks.formats import FILE_BYTES_TARGET, OutputFiles
+from actors.connectors.sinks.sink_threads import SinkThreads
 from actors.connectors.sinks.staging import SinkStaging, as_storage_errors
 from actors.model.plan.copy_manifest import WrittenFile
 from actors.model.plan.schema import DIFF, TableSchema
 from actors.model.plan.updates import comparable, consolidate
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.progress import Frontier
-from actors.runtime.threshold_probes import DELETED_ROWS, SINK_FILE, SMALL_FILES
 
-# -- Subtracts rows from a bag of rows, exactly. Pure, over Arrow ----------------------------------
-# Rows are the same when they are bit by bit, NULL being NULL, other than in engines that merge by
-# ``=``. Of a row with five copies of which two are deleted, three stay.
+# -- subtraction of rows ---------------------------------------------------------------------------
 
 
 class SubtractedRows(msgspec.Struct, frozen=True, gc=False):
@@ -79,9 +76,14 @@ def subtract(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) -> Subtrac
     return SubtractedRows(kept, left, taken)
 
 
-_ROWS_AT_ONCE: Final = 65_536
+# -- rewritten files -------------------------------------------------------------------------------
 
-_SMALL_BYTES: Final = SINK_FILE.default // 4
+_ROWS_AT_ONCE: Final = 65_536
+HELD_BYTES_MAX = 32 << 20
+"""Rows that leave the table and are held in memory, beyond which they go to files."""
+SMALL_FILES_MAX = 16
+"""Number of small files beyond which they are joined."""
+_SMALL_BYTES: Final = FILE_BYTES_TARGET // 4
 _WHOLE: Final = frozenset({"INT32", "INT64"})
 _PLAIN: Final = frozenset({"NONE", "INT"})
 
@@ -134,7 +136,7 @@ class FileRewrites:
         self._held.append(updates.select([*self._shape.names, DIFF]))
         self._held_bytes += updates.nbytes
         # Kept until the commit: another attempt needs them when others moved rows between files.
-        if DELETED_ROWS.exceeded_by(self._held_bytes):
+        if self._held_bytes > HELD_BYTES_MAX:
             place = self._staging.place(upper, "_")
             with as_storage_errors("write rows that go"):
                 file = place.create("rows.parquet")
@@ -223,7 +225,7 @@ class FileRewrites:
             ):
                 return None
             left, taken = deletes, 0
-            files = OutputFiles(self._staging.place(upper), self._shape, "parquet", SINK_FILE.limit)
+            files = self._output(upper)
             for batch in source.iter_batches(_ROWS_AT_ONCE):
                 found = subtract(self._read(batch, self._shape.names), left, self._names)
                 left, taken = found.left, taken + found.taken
@@ -236,6 +238,10 @@ class FileRewrites:
             self._staging.remove(each.path)
         return None
 
+    def _output(self, upper: Frontier | None) -> OutputFiles:
+        place = self._staging.place(upper)
+        return OutputFiles(place, self._shape, "parquet", FILE_BYTES_TARGET)
+
     def _read(self, batch: pa.RecordBatch, names: tuple[str, ...] | list[str]) -> pa.Table:
         shape = pa.schema([self._shape.field(name) for name in names])
         return pa.Table.from_batches([batch]).select(list(names)).cast(shape)
@@ -245,9 +251,9 @@ class FileRewrites:
     ) -> tuple[list[TableFile], list[WrittenFile]]:
         """Combine small files when they are many: return them, and the new files."""
         small = [file for file in files if file.bytes < _SMALL_BYTES]
-        if not SMALL_FILES.exceeded_by(len(small)):
+        if len(small) <= SMALL_FILES_MAX:
             return [], []
-        into = OutputFiles(self._staging.place(upper), self._shape, "parquet", SINK_FILE.limit)
+        into = self._output(upper)
 
         def copy(file: TableFile) -> None:
             with self._staging.reading(file.path) as there, pq.ParquetFile(there) as source:

@@ -30,12 +30,14 @@ import pyarrow.parquet
 from actors.connectors.sources.json_rows import RowsOfTable
 from actors.model.plan.copy_manifest import WrittenFile
 from actors.model.plan.schema import DIFF, TableSchema
-from actors.model.plan.updates import sliced
+from actors.model.plan.updates import SLICE_ROWS, sliced
 from actors.model.protocol.compute import CopyToExport
 from actors.runtime.errors import InvalidUsage
-from actors.runtime.threshold_probes import SINK_FILE, SLICED_ROWS
 
-# -- External columns of a sink: the names and types that files and tables can hold ----------------
+FILE_BYTES_TARGET = 64 << 20
+"""Size at which a sink begins a new file."""
+
+# -- external columns ------------------------------------------------------------------------------
 
 
 TIME_OUTSIDE: Final = "_time"
@@ -151,7 +153,7 @@ def check_format(schema: TableSchema, export: CopyToExport) -> None:
 
 
 def repeated(rows: pa.Table) -> Iterator[pa.Table]:
-    """Yield each row as often as its `DIFF` says, without it, in slices (`SLICED_ROWS`)."""
+    """Yield each row as often as its `DIFF` says, without it, in slices."""
     diffs = rows[DIFF].to_numpy()
     plain = rows.drop_columns([DIFF])
     if not len(diffs) or diffs.max() == 1:
@@ -159,9 +161,8 @@ def repeated(rows: pa.Table) -> Iterator[pa.Table]:
         return
     ends = diffs.cumsum()
     total = int(ends[-1])
-    SLICED_ROWS.exceeded_by(total)
-    for start in range(0, total, SLICED_ROWS.limit):
-        wanted = np.arange(start, min(total, start + SLICED_ROWS.limit))
+    for start in range(0, total, SLICE_ROWS):
+        wanted = np.arange(start, min(total, start + SLICE_ROWS))
         yield plain.take(pa.array(np.searchsorted(ends, wanted, "right")))
 
 
@@ -240,7 +241,7 @@ class OutputFiles:
             ) from None
         opened.rows += rows.num_rows
         # The next piece is about as large as this one.
-        if SINK_FILE.crossed(2 * opened.file.size - before > self._bytes_max):
+        if 2 * opened.file.size - before > self._bytes_max:
             self._close()
 
     def _close(self) -> None:

@@ -26,11 +26,6 @@ OURS: Final = ("creation",)
 """Fields that a user may not set."""
 
 
-def kind_of(config: SinkConfig) -> str:
-    """Return the name of a configuration's kind."""
-    return next(name for name, kind in KINDS.items() if isinstance(config, kind))
-
-
 def encode(config: SinkConfig) -> bytes:
     """Return a configuration as msgpack; it holds no secret."""
     return msgspec.msgpack.encode(config)

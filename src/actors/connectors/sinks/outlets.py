@@ -11,35 +11,23 @@ Names lie below the place, with ``/`` between. All methods raise `StorageError`.
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
-from typing import Final, Protocol, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import Final, Protocol
 
-import anyio
-import anyio.lowlevel
-import pyarrow as pa
-
+from actors.connectors.sinks.local_folders import allowed, sync_names, write_whole
 from actors.connectors.sinks.staging import (
     BucketStaging,
     FolderStaging,
     SinkStaging,
     as_storage_errors,
 )
-from actors.connectors.sources.source import SourceUnreachable
 from actors.durable.object_store.bucket_calls import BucketCalls
-from actors.durable.object_store.bucket_paths import (
-    BucketPath,
-    allowed_bucket,
-    hint_for,
-    is_bucket,
-    reason,
-)
+from actors.durable.object_store.bucket_paths import BucketPath, allowed_bucket, is_bucket
 from actors.durable.object_store.bucket_store import (
     PAGE_KEYS,
     FetchedObject,
@@ -47,172 +35,9 @@ from actors.durable.object_store.bucket_store import (
     allows_http,
 )
 from actors.durable.object_store.file_modes import make_shared_folder
-from actors.durable.object_store.folder_calls import sync_file, sync_folder, write_file
-from actors.runtime.errors import (
-    InvalidUsage,
-    PenstockError,
-    ResourceBusy,
-    StorageError,
-    WriterFenced,
-    storage_error,
-)
-from actors.runtime.kernel import ActorClock
-from actors.runtime.settings import Settings, without_user
-
-# Runs the blocking calls of a sink in threads: one at a time, each to its end or to a deadline
-# After a deadline the calls are over (`given_up`). Whatever the abandoned call still commits is
-# found, or fenced, by the next `open`. Errors of libraries end this one sink only: unknown ones are
-# raised as `SourceUnreachable`, panics of native code included.
-
-
-R = TypeVar("R")
-
-log = logging.getLogger("penstock.sinks")
-
-_EXPECTED: Final = (OSError, pa.ArrowException)
-_NEEDED: Final = "list, read, write and remove (s3:ListBucket, GetObject, PutObject, DeleteObject)"
-_PANIC: Final = "PanicException"
-"""Name of the exception for a panic of native code (pyo3); it is no `Exception`."""
-
-
-class SinkThreads:
-    """Runs the blocking calls of one sink."""
-
-    def __init__(
-        self, clock: ActorClock, deadline_ms: int, what: str, *, private: bool = False
-    ) -> None:
-        """Make a runner. `what`: the sink, for errors. `private`: texts of libraries may hold
-        secrets, and are not shown."""
-        self._clock = clock
-        self._deadline_ms = deadline_ms
-        self._what = what
-        self._private = private
-        self.given_up = False
-
-    async def run(self, function: Callable[[], R], doing: str) -> R:
-        """Run a function and return its result. Errors of stores, files and libraries, and a missed
-        deadline, are raised as `SourceUnreachable`; those of the product as they are."""
-        if self.given_up:
-            raise SourceUnreachable(f"{self._what}: an earlier call has not come back")
-        try:
-            # Shielded: a cancelled call is waited for, since it may still change files that others
-            # would touch.
-            with anyio.move_on_after(self._deadline_ms / 1000, shield=True) as limit:
-                result = await self._clock.run_blocking(function)
-        except WriterFenced:
-            raise
-        except StorageError as error:
-            raise SourceUnreachable(f"{self._what}: {error}", self._hint(str(error))) from error
-        except _EXPECTED as error:
-            text = f"{self._what}: {self.error_text(error)}"
-            cause = None if self._private else error
-            raise SourceUnreachable(text, self._hint(text)) from cause
-        except PenstockError:
-            raise
-        except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
-                raise
-            text, shown = self.error_text(error), None if self._private else error
-            log.error("%s: could not %s: %s", self._what, doing, type(error), exc_info=shown)
-            raise SourceUnreachable(
-                f"{self._what}: could not {doing}: {type(error).__name__}: {text}",
-                "this was not foreseen: the log holds more",
-            ) from shown
-        if limit.cancelled_caught:
-            # The thread may still run: its files must not be touched any more.
-            self.given_up = True
-            raise SourceUnreachable(
-                f"{self._what}: to {doing} took longer than {self._deadline_ms} ms",
-                "look at the disk or the store that holds it, or raise sink_deadline_ms",
-            )
-        # Deliver the cancellation that the shield held back.
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        return result
-
-    def error_text(self, error: BaseException) -> str:
-        """Return the text of a library's error that may be shown."""
-        return reason(error) if self._private else str(error)
-
-    def _hint(self, text: str) -> str:
-        if not self._private:
-            return "look at the disk that holds it, then wait"
-        return hint_for(text, _NEEDED)
-
-
-# -- Local folders that clients name, and durable writes into them ---------------------------------
-# A name is a path or a ``file:`` URL, and must lie below a folder that a setting allows, wherever
-# ``..`` and symbolic links lead. All of it blocks; errors of the operating system are raised as
-# `StorageError`.
-
-
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-
-
-def local_path(destination: str) -> str:
-    """Return the path of a destination. Raises `InvalidUsage` unless it is a local folder."""
-    found = _SCHEME.match(destination)
-    scheme = "" if found is None else found[0][:-1].lower()
-    path = destination
-    if scheme == "file":
-        url = urlsplit(destination)
-        if url.netloc not in ("", "localhost") or url.query or url.fragment:
-            raise InvalidUsage(f"{destination!r}: write a file URL as file:///path")
-        path = unquote(url.path)
-    elif scheme:
-        raise InvalidUsage(
-            f"{without_user(destination)!r}: files go to a local folder, given as a path or file: "
-            f"URL; {scheme}: is not supported"
-        )
-    if not path.strip() or "\0" in path:
-        raise InvalidUsage(f"{destination!r} names no folder")
-    return path
-
-
-def allowed(destination: str, below: str, what: str, setting: str) -> Path:
-    """Return the folder that a destination names, which must be below the folder `below`. Raises
-    `InvalidUsage` (`what` is not written elsewhere, as `setting` says). Follows links in the file
-    system."""
-    place = Path(below)
-    try:
-        root = place.resolve()
-        folder = (place / local_path(destination)).resolve()
-    except (OSError, RuntimeError) as error:  # a loop of links
-        raise InvalidUsage(f"{destination!r} cannot be looked up: {error}") from None
-    if root not in folder.parents:
-        raise InvalidUsage(
-            f"{destination!r} means {folder}: {what} are written into folders below {root} "
-            f"only ({setting})"
-        )
-    return folder
-
-
-def _write_whole(
-    path: Path, data: bytes, temporary: Path, put: Callable[[Path, Path], None]
-) -> bool:
-    """Write a file whole or not at all, durable on return; `put` (`os.link`, `os.rename`) gives it
-    its name. Return False when `put` finds a file of that name: it stays. `temporary` must lie in
-    the same file system."""
-    try:
-        write_file(temporary, data, os.O_TRUNC, shared=True)
-        try:
-            put(temporary, path)
-        except FileExistsError:
-            return False
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise storage_error(f"write {path}", error) from error
-    _sync_names(path.parent)
-    return True
-
-
-def _sync_names(folder: Path) -> None:
-    try:
-        sync_folder(folder)
-    except OSError as error:
-        # Indeterminate: the file is there, but may not survive a power cut.
-        raise storage_error(f"sync {folder}", error, determinate=False) from error
-
+from actors.durable.object_store.folder_calls import sync_file, sync_folder
+from actors.runtime.errors import InvalidUsage, ResourceBusy, StorageError
+from actors.runtime.settings import Settings
 
 DOCUMENT_BYTES_MAX: Final = 64 << 20
 _NUMBER: Final = re.compile(r"\d{20}\.")
@@ -393,7 +218,7 @@ class FolderOutlet:
         """See `SinkStorage`."""
         path = self.folder / name
         # Unlike a rename, a link fails if the name exists.
-        return _write_whole(path, data, path.parent / f"_{token}", os.link)
+        return write_whole(path, data, path.parent / f"_{token}", os.link)
 
     def replace(
         self, name: str, data: bytes, expected: FetchedObject | None, temporary: str
@@ -401,11 +226,11 @@ class FolderOutlet:
         """See `SinkStorage`. The caller holds the lock: nobody writes between."""
         path, there = self.folder / name, self.read(name)
         if there is not None and there.data == data:
-            _sync_names(path.parent)
+            sync_names(path.parent)
             return True
         if there != expected:
             return False
-        return _write_whole(path, data, self.folder / temporary, os.rename)
+        return write_whole(path, data, self.folder / temporary, os.rename)
 
     def lock(self, name: str) -> bool:
         """See `SinkStorage`. Also make the folder."""

@@ -17,9 +17,15 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from actors.connectors.sinks.formats import OutputFiles, check_columns, of_changes
-from actors.connectors.sinks.outlets import SinkStorage, SinkThreads
+from actors.connectors.sinks.formats import (
+    FILE_BYTES_TARGET,
+    OutputFiles,
+    check_columns,
+    of_changes,
+)
+from actors.connectors.sinks.outlets import SinkStorage
 from actors.connectors.sinks.sink import SinkStatistics
+from actors.connectors.sinks.sink_threads import SinkThreads
 from actors.connectors.sources.source import SourceUnreachable
 from actors.model.plan.copy_manifest import WrittenFile
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
@@ -27,7 +33,6 @@ from actors.runtime.errors import InvalidUsage, StorageError, WriterFenced
 from actors.runtime.kernel import ActorClock
 from actors.runtime.progress import EMPTY, Frontier, ObjectId
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import SINK_FILE
 
 MANIFESTS: Final = "_manifests"
 VERSION: Final = 1
@@ -221,7 +226,7 @@ class ParquetSink:
     def _write(self, updates: pa.Table) -> None:
         if self._files is None:
             place = self._staging.place(self._upper)
-            self._files = OutputFiles(place, self._shape, "parquet", SINK_FILE.limit)
+            self._files = OutputFiles(place, self._shape, "parquet", FILE_BYTES_TARGET)
         if self.once:
             self._files.add(updates)
             return

@@ -2,7 +2,7 @@
 
 A file's name begins with the durable upper at the time of writing, so that orphans (files that no
 commit has named, nor can name any more) are known by their names alone. Files that are not data
-begin with ``_``.
+begin with ``_``; of a sink in a bucket they are temporary, and stay on the local disk.
 """
 
 from __future__ import annotations
@@ -75,13 +75,6 @@ def is_orphan(name: str, upper: Frontier | None) -> bool:
     found = _NAME.fullmatch(name)
     # Temporary files (``_``) are in no commit, whatever their upper.
     return found is not None and (upper is None or int(found[1]) >= upper or name[0] == "_")
-
-
-def _check_going(stopped: Event) -> None:
-    """Raise `UploadStopped` in a call that nobody waits for any more."""
-    # Its files are being removed: it must not begin another one.
-    if stopped.is_set():
-        raise UploadStopped
 
 
 class _FileStaging:
@@ -216,11 +209,6 @@ def as_storage_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_error(what, error) from error
-
-
-# -- Files in a bucket for a sink's next commit. Blocking; raises `StorageError` -------------------
-# Names are as in folders (`staging`). Files that begin with ``_`` are temporary, and stay on the
-# local disk.
 
 
 class BucketStaging(_FileStaging):

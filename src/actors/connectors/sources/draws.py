@@ -23,8 +23,6 @@ _FIRST: Final = 0xBF58476D1CE4E5B9
 _SECOND: Final = 0x94D049BB133111EB
 LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
 TEXT: Final = b"abcdefghijklm nopqrstuvwxyz "
-BELOW_MAX: Final = 1 << 32
-"""Greatest bound of `DrawStream.below`."""
 
 
 def _mixed(number: int) -> int:

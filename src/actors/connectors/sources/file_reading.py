@@ -31,7 +31,8 @@ from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
 from actors.connectors.sources.text_bounds import check_text, longest_line, own_options
 from actors.model.plan.jobs import InferFiles, Job, QueryAnalyzed, RowsDone, TakeFiles
 from actors.model.plan.schema import TableColumn, TableSchema
-from actors.model.plan.updates import TextTooLong, fit_texts_of, from_ipc
+from actors.model.plan.text_limits import TextTooLong, fit_texts_of
+from actors.model.plan.updates import from_ipc
 from actors.runtime.errors import (
     ConnectionBroken,
     DefiniteError,
@@ -41,7 +42,8 @@ from actors.runtime.errors import (
     ResourceBusy,
     ResourceClosed,
 )
-from actors.runtime.threshold_probes import FILE_PIECE
+
+PIECE_BYTES = 8 << 20
 
 Format: TypeAlias = Literal["parquet", "csv", "json"]
 
@@ -367,7 +369,7 @@ def _from_parquet(
                 count += rows.num_rows
                 waiting.append(rows)
                 size += rows.nbytes
-                if FILE_PIECE.exceeded_by(size):
+                if size > PIECE_BYTES:
                     yield pa.concat_tables(waiting)
                     waiting, size = [], 0
         except DecodesTooLarge as error:
@@ -396,8 +398,7 @@ def _answered(
 def _cut(rows: pa.Table, keep: TableSchema, path: str | None = None) -> Iterator[pa.Table]:
     # Several pieces fit into the staging buffer: one is read while another becomes a part.
     rows = _as_stored(rows, keep, path)
-    step = max(1, FILE_PIECE.limit * rows.num_rows // max(1, rows.nbytes))
-    FILE_PIECE.crossed(rows.num_rows > step)
+    step = max(1, PIECE_BYTES * rows.num_rows // max(1, rows.nbytes))
     for start in range(0, rows.num_rows, step):
         yield rows.slice(start, step)
 

@@ -39,7 +39,6 @@ from actors.connectors.sources.source import (
 from actors.model.plan.schema import DIFF, TableColumn, TableSchema
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.kernel import ActorClock
-from actors.runtime.threshold_probes import GENERATED_EVENTS
 
 
 class GeneratorConfig(SourceConfig, frozen=True, kw_only=True):
@@ -84,8 +83,6 @@ class EventSeries(Protocol):
     """Number of events that make pieces of a few MiB."""
     turns: float
     """Events for each event that counts for the rate: more than 1 where some change nothing."""
-    light: bool
-    """True if an event makes a row or two."""
 
     async def prepare(self, at: int, wanted: AbstractSet[str]) -> None:
         """Prepare for events from `at` on; called before anything is read. Raises `InvalidUsage`,
@@ -109,7 +106,6 @@ class PreparedSeries:
     """A series that needs no preparation."""
 
     turns = 1.0
-    light = True
 
     async def prepare(self, at: int, wanted: AbstractSet[str]) -> None:
         """See `EventSeries`."""
@@ -141,7 +137,6 @@ class GeneratorSource:
         self._filling = False
         self._new: frozenset[str] = frozenset()
         """Exports that the next mark fills."""
-        self._inline = True
         self._stop = 0
         self._idle_reported = False
 
@@ -189,10 +184,8 @@ class GeneratorSource:
             due = self._due()
             if due > self._at:
                 stop = min(due, self._at + self._series.events_at_once)
-                # A few light events are made on the event loop: a thread would cost more.
-                inline = self._series.light and not GENERATED_EVENTS.exceeded_by(stop - self._at)
                 pieces = self._series.changes(self._at, stop, self._exports.keys())
-                self._begin(pieces, stop, inline=inline)
+                self._begin(pieces, stop)
             elif self._at == self._config.up_to:
                 if not self._idle_reported:
                     self._idle_reported = True
@@ -218,23 +211,12 @@ class GeneratorSource:
 
     # -- pieces -----------------------------------------------------------------------------------
 
-    def _begin(
-        self,
-        pieces: Iterator[SourceRows],
-        stop: int,
-        *,
-        filling: bool = False,
-        inline: bool = False,
-    ) -> None:
-        self._pieces, self._filling, self._inline = pieces, filling, inline
-        self._stop = stop
+    def _begin(self, pieces: Iterator[SourceRows], stop: int, *, filling: bool = False) -> None:
+        self._pieces, self._filling, self._stop = pieces, filling, stop
 
     async def _piece(self, pieces: Iterator[SourceRows]) -> Given:
         while True:
-            if self._inline:
-                rows = next(pieces, None)
-            else:
-                rows = await self._clock.run_blocking(lambda: next(pieces, None))
+            rows = await self._clock.run_blocking(lambda: next(pieces, None))
             if rows is None:
                 break
             export = self._exports.get(rows.export)

@@ -24,7 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.model.plan.schema import DIFF, TableColumn, TableSchema, arrow_type
-from actors.model.plan.updates import fit_texts
+from actors.model.plan.text_limits import fit_texts
 from actors.runtime.errors import InvalidUsage
 
 FLOAT_MAX: Final = 3.4028234663852886e38

@@ -16,23 +16,24 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from actors.connectors.sources.postgres_copy import (
-    Bytes,
-    CopyFrames,
+from actors.connectors.sources.postgres_copy import CopyFrames
+from actors.connectors.sources.postgres_names import qualified_name
+from actors.model.pgwire.encoded_values import (
+    ByteValues,
+    Lengths,
     Places,
+    RowMask,
     be16,
     be32,
     be64,
+    take_values,
 )
-from actors.connectors.sources.postgres_names import qualified_name
+from actors.model.pgwire.type_oids import MS_TO_2000
 from actors.runtime.errors import RemoteProtocolError
 
 XLOG_HEADER_BYTES: Final = 25
-EPOCH_MS: Final = 946_684_800_000
-"""PostgreSQL counts microseconds from the beginning of 2000."""
 
 BEGIN, COMMIT, RELATION, TRUNCATE = ord("B"), ord("C"), ord("R"), ord("T")
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
@@ -40,9 +41,6 @@ OLD, KEY, NEW = ord("O"), ord("K"), ord("N")
 NULL, UNCHANGED = ord("n"), ord("u")
 _XLOG, _KEEPALIVE = ord("w"), ord("k")
 _KNOWN = frozenset(b"BCRTIUDOYM")
-
-Kinds = npt.NDArray[np.uint8]
-Mask = npt.NDArray[np.bool_]
 
 
 class PgRelationColumn(msgspec.Struct, frozen=True):
@@ -68,8 +66,8 @@ class PgRelation(msgspec.Struct, frozen=True):
 class MessageBatch(msgspec.Struct):
     """A batch: type, first and last place of each message."""
 
-    data: Bytes
-    tags: Kinds
+    data: ByteValues
+    tags: ByteValues
     places: Places
     ends: Places
 
@@ -100,9 +98,20 @@ class CommitBatch(msgspec.Struct):
 class TupleValues(msgspec.Struct):
     """One column of many tuples: the kind of each value, and the place of its text."""
 
-    kinds: Kinds
+    kinds: ByteValues
     starts: Places
     ends: Places
+
+    @property
+    def absent(self) -> RowMask:
+        """Return which values have no text: they are NULL, or unchanged."""
+        mask: RowMask = (self.kinds == NULL) | (self.kinds == UNCHANGED)
+        return mask
+
+    @property
+    def lengths(self) -> Lengths:
+        """Return the length of each text; -1 where there is none."""
+        return np.where(self.absent, -1, self.ends - self.starts)
 
 
 def messages(frames: CopyFrames) -> MessageBatch:
@@ -120,11 +129,11 @@ def messages(frames: CopyFrames) -> MessageBatch:
     return MessageBatch(frames.data, tags, places, frames.ends[logged])
 
 
-def is_commit(frames: CopyFrames) -> Mask:
+def is_commit(frames: CopyFrames) -> RowMask:
     """Return which frames end a transaction."""
     # A keepalive is shorter than the header: bounded, so that the index stays in the buffer.
     last = np.minimum(frames.starts + XLOG_HEADER_BYTES, len(frames.data) - 1)
-    mask: Mask = (frames.data[frames.starts] == _XLOG) & (frames.data[last] == COMMIT)
+    mask: RowMask = (frames.data[frames.starts] == _XLOG) & (frames.data[last] == COMMIT)
     return mask
 
 
@@ -173,7 +182,7 @@ def commits(batch: MessageBatch) -> CommitBatch:
     (at,) = np.nonzero(batch.tags == COMMIT)
     # type, flags, position, position after it, time
     places = batch.places[at]
-    times = be64(batch.data, places + 18) // 1000 + EPOCH_MS
+    times = be64(batch.data, places + 18) // 1000 + MS_TO_2000
     return CommitBatch(at, be64(batch.data, places + 10), times)
 
 
@@ -216,7 +225,7 @@ def truncated(batch: MessageBatch, index: int) -> tuple[int, ...]:
     return tuple(int.from_bytes(oids[at : at + 4], "big") for at in range(0, len(oids), 4))
 
 
-def walk(data: Bytes, places: Places, columns: int) -> tuple[list[TupleValues], Places]:
+def walk(data: ByteValues, places: Places, columns: int) -> tuple[list[TupleValues], Places]:
     """Return tuples that begin at these places, column by column; and the end of each. Raises
     `RemoteProtocolError` for a tuple with another number of columns, or beyond the buffer."""
     try:
@@ -225,7 +234,7 @@ def walk(data: Bytes, places: Places, columns: int) -> tuple[list[TupleValues], 
         raise RemoteProtocolError("a tuple ends behind its batch") from None
 
 
-def _walk(data: Bytes, places: Places, columns: int) -> tuple[list[TupleValues], Places]:
+def _walk(data: ByteValues, places: Places, columns: int) -> tuple[list[TupleValues], Places]:
     counts = be16(data, places)
     if len(counts) and not bool((counts == columns).all()):
         wrong = int(counts[counts != columns][0])
@@ -247,12 +256,12 @@ def _walk(data: Bytes, places: Places, columns: int) -> tuple[list[TupleValues],
     return values, at
 
 
-def _check(starts: Places, lengths: Places, data: Bytes) -> None:
+def _check(starts: Places, lengths: Places, data: ByteValues) -> None:
     if len(lengths) and (int(lengths.min()) < 0 or int((starts + lengths).max()) > len(data)):
         raise RemoteProtocolError("a value ends outside its batch")
 
 
-def walk_copied(data: Bytes, places: Places, columns: int) -> list[TupleValues]:
+def walk_copied(data: ByteValues, places: Places, columns: int) -> list[TupleValues]:
     """Return tuples of COPY's binary format that begin at these places, column by column. Raises
     `RemoteProtocolError`."""
     counts = be16(data, places)
@@ -272,19 +281,8 @@ def walk_copied(data: Bytes, places: Places, columns: int) -> list[TupleValues]:
     return values
 
 
-def column(data: Bytes, values: TupleValues) -> pa.Array:
-    """Return the texts (binary); NULL where there is none. Places must ascend."""
-    count = len(values.starts)
-    if not count:
-        return pa.array([], pa.binary())
-    # One array over the buffer: its even elements are the values, its odd ones the gaps.
-    base = int(values.starts[0])
-    offsets = np.empty(2 * count, np.int32)
-    offsets[0::2] = values.starts - base
-    offsets[1::2] = values.ends - base
-    whole = pa.Array.from_buffers(
-        pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data[base:])]
-    )
-    none = (values.kinds == NULL) | (values.kinds == UNCHANGED)
-    chosen = pa.array(np.arange(0, 2 * count, 2), mask=none if none.any() else None)
-    return whole.take(chosen)
+def column(data: ByteValues, values: TupleValues) -> pa.Array:
+    """Return the texts (large_binary); NULL where there is none. Places must ascend."""
+    absent = values.absent
+    lengths = values.ends - values.starts
+    return take_values(data, values.starts, lengths, absent if absent.any() else None)

@@ -36,8 +36,6 @@ from actors.connectors.sources import postgres_survey as setup
 from actors.connectors.sources.postgres_catalog import (
     PostgresTable,
     ServerHealth,
-    lsn_of,
-    lsn_text,
 )
 from actors.connectors.sources.postgres_changes import ColumnsDue, Decoded, DecodedChanges
 from actors.connectors.sources.postgres_config import PostgresConfig
@@ -54,7 +52,7 @@ from actors.connectors.sources.postgres_footing import (
     read_position,
     write_position,
 )
-from actors.connectors.sources.postgres_names import identifier, numbers_of
+from actors.connectors.sources.postgres_names import numbers_of
 from actors.connectors.sources.postgres_snapshot import (
     SnapshotTable,
     TableSnapshots,
@@ -79,9 +77,11 @@ from actors.connectors.sources.source import (
     SourceLag,
     SourceUnreachable,
 )
+from actors.model.pgwire.quoting import quote_name
 from actors.model.plan.schema import TableColumn
 from actors.runtime.errors import InvalidUsage, ProtocolError, first_error
 from actors.runtime.kernel.clock import ActorClock, SystemClock
+from actors.wal.lsn import lsn_text, parse_lsn
 
 _IDLE_WAIT_S: Final = 1.0
 _VISIBLE_WAIT_S: Final = 0.002
@@ -359,13 +359,13 @@ class PostgresSource:
             slot, kind = f"{self._slot[:44]}_fill_{maker.server_pid}", "TEMPORARY "
         try:
             rows = await maker.query(
-                f"CREATE_REPLICATION_SLOT {identifier(slot)} {kind}LOGICAL pgoutput EXPORT_SNAPSHOT"
+                f"CREATE_REPLICATION_SLOT {quote_name(slot)} {kind}LOGICAL pgoutput EXPORT_SNAPSHOT"
             )
         except ServerRefused as error:
             raise SourceUnreachable(
                 f"PostgreSQL: slot {slot} cannot be made: {error}", error.server_hint
             ) from None
-        return lsn_of(rows[0][1]), rows[0][2] or ""
+        return parse_lsn(str(rows[0][1])), rows[0][2] or ""
 
     async def _begin_snapshot(
         self, new: Sequence[PostgresTable], tables: Sequence[PostgresTable], name: str

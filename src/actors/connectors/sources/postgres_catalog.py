@@ -1,7 +1,7 @@
 """Queries of PostgreSQL's catalog: tables, types, publication and slot. Nothing is changed.
 
-Every query is a simple one with literals (`literal`), so that it also runs on a connection for
-replication.
+Every query is a simple one with literals (`quote_literal`), so that it also runs on a connection
+for replication.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import msgspec
 
 from actors.connectors.sources.postgres_names import (
     columns_here,
-    identifier,
-    literal,
     numbers_of,
     qualified_name,
     split_name,
@@ -27,8 +25,10 @@ from actors.connectors.sources.postgres_types import (
 )
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceExport
+from actors.model.pgwire.quoting import quote_literal, quote_name
 from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.runtime.errors import InvalidUsage
+from actors.wal.lsn import parse_lsn
 
 VERSION_MIN: Final = 130_000
 _VERSION_WITH_MULTIRANGES: Final = 140_000
@@ -98,7 +98,7 @@ class PostgresTable(msgspec.Struct, frozen=True):
     @property
     def relation(self) -> str:
         """Return the expression for FROM that selects its own rows only."""
-        place = f"{identifier(self.schema)}.{identifier(self.table)}"
+        place = f"{quote_name(self.schema)}.{quote_name(self.table)}"
         return place if self.partitioned else f"ONLY {place}"
 
     @property
@@ -113,7 +113,6 @@ class PublicationInfo(msgspec.Struct, frozen=True):
 
     name: str
     owned: bool
-    all_tables: bool
     missing: tuple[str, ...]
     """Operations that it leaves out: insert, update, delete, truncate."""
     tables: Mapping[str, tuple[str, ...]]
@@ -144,19 +143,6 @@ class ServerHealth(msgspec.Struct, frozen=True):
     slot: ReplicationSlot | None
 
 
-def lsn_of(text: str | None) -> int:
-    """Parse a position such as ``16/B374D848``; return 0 for None."""
-    if not text:
-        return 0
-    high, low = text.split("/")
-    return (int(high, 16) << 32) | int(low, 16)
-
-
-def lsn_text(lsn: int) -> str:
-    """Return a position as PostgreSQL writes it."""
-    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
-
-
 async def tables(
     wire: PostgresConnection, names: Iterable[str] | None = None, oids: Iterable[int] | None = None
 ) -> dict[str, PostgresTable]:
@@ -167,7 +153,8 @@ async def tables(
         chosen = f"c.oid IN ({listed_numbers(oids) or 'NULL'})"
     elif names is not None:
         pairs = (
-            f"({literal(schema)}, {literal(table)})" for schema, table in map(split_name, names)
+            f"({quote_literal(schema)}, {quote_literal(table)})"
+            for schema, table in map(split_name, names)
         )
         chosen = f"(n.nspname, c.relname) IN ({', '.join(pairs) or '(NULL, NULL)'})"
     rows = await wire.query(
@@ -266,7 +253,7 @@ async def _leaves(
     for root, oid, schema, table, kind, persistence, identity, filenode, attached, key in rows:
         leaf = LeafPartition(
             oid=number_of(oid),
-            relation=f"{identifier(schema or '')}.{identifier(table or '')}",
+            relation=f"{quote_name(schema or '')}.{quote_name(table or '')}",
             kind=kind or "",
             permanent=persistence == "p",
             identity=identity or "n",
@@ -331,8 +318,8 @@ def _attributes(text: str | None) -> tuple[tuple[int, int, int], ...]:
 async def publication(wire: PostgresConnection, name: str) -> PublicationInfo | None:
     """Return a publication; None if there is none."""
     rows = await wire.query(
-        "SELECT pg_has_role(pubowner, 'USAGE'), puballtables, pubinsert, pubupdate, pubdelete,"
-        f" pubtruncate FROM pg_publication WHERE pubname = {literal(name)}"
+        "SELECT pg_has_role(pubowner, 'USAGE'), pubinsert, pubupdate, pubdelete, pubtruncate"
+        f" FROM pg_publication WHERE pubname = {quote_literal(name)}"
     )
     if not rows:
         return None
@@ -340,7 +327,7 @@ async def publication(wire: PostgresConnection, name: str) -> PublicationInfo | 
     more = "array_to_json(attnames)::text, rowfilter" if lists else "NULL, NULL"
     listed = await wire.query(
         f"SELECT schemaname, tablename, {more} FROM pg_publication_tables"
-        f" WHERE pubname = {literal(name)}"
+        f" WHERE pubname = {quote_literal(name)}"
     )
     given: dict[str, tuple[str, ...]] = {}
     for schema, table, columns, _ in listed:
@@ -351,8 +338,7 @@ async def publication(wire: PostgresConnection, name: str) -> PublicationInfo | 
     return PublicationInfo(
         name=name,
         owned=rows[0][0] == "t",
-        all_tables=rows[0][1] == "t",
-        missing=tuple(kind for kind, on in zip(kinds, rows[0][2:], strict=True) if on != "t"),
+        missing=tuple(kind for kind, on in zip(kinds, rows[0][1:], strict=True) if on != "t"),
         tables=given,
         filtered=tuple(
             qualified_name(schema or "", table or "")
@@ -366,7 +352,7 @@ async def publication(wire: PostgresConnection, name: str) -> PublicationInfo | 
 async def _memberships(wire: PostgresConnection, publication: str) -> dict[int, str]:
     """Return for each table's oid a token of its membership: the catalog rows of the publication,
     and of the table or schema in it."""
-    whole = f"SELECT oid, xmin FROM pg_publication WHERE pubname = {literal(publication)}"
+    whole = f"SELECT oid, xmin FROM pg_publication WHERE pubname = {quote_literal(publication)}"
     parts = "SELECT prrelid AS table, oid AS part FROM pg_publication_rel WHERE prpubid = p.oid"
     if wire.server_version >= VERSION_WITH_LISTS:
         parts += (
@@ -394,7 +380,7 @@ async def health(wire: PostgresConnection, slot: str) -> ServerHealth:
         "SELECT pg_current_wal_flush_lsn(), s.plugin, s.database, s.active_pid,"
         " s.confirmed_flush_lsn, s.wal_status FROM (SELECT) AS one"
         # One row even without the slot: the end of the log is wanted anyway.
-        f" LEFT JOIN pg_replication_slots s ON s.slot_name = {literal(slot)}"
+        f" LEFT JOIN pg_replication_slots s ON s.slot_name = {quote_literal(slot)}"
     )
     lsn, plugin, database, process, confirmed, status = rows[0]
     found = None
@@ -403,10 +389,10 @@ async def health(wire: PostgresConnection, slot: str) -> ServerHealth:
             plugin=plugin or "",
             database=database or "",
             active_pid=number_of(process),
-            confirmed_lsn=lsn_of(confirmed),
+            confirmed_lsn=parse_lsn(confirmed) if confirmed else 0,
             wal_status=status or "",
         )
-    return ServerHealth(lsn_of(lsn), found)
+    return ServerHealth(parse_lsn(str(lsn)), found)
 
 
 def listed_numbers(numbers: Iterable[int]) -> str:
@@ -427,7 +413,7 @@ def export_of(
 ) -> SourceExport:
     """Return the table as an export, without these columns and generated ones. Raises
     `InvalidUsage` with the reasons why it cannot be ingested, and what to do."""
-    name = f"{identifier(table.schema)}.{identifier(table.table)}"
+    name = f"{quote_name(table.schema)}.{quote_name(table.table)}"
     absent = sorted(set(leave_out) - {column.name for column in table.columns})
     if absent:
         raise InvalidUsage(f"{table.name} has no columns {', '.join(absent)} to leave out")
@@ -563,7 +549,7 @@ def check_published(found: PublicationInfo, export: SourceExport, table: Postgre
     if found.missing:
         raise InvalidUsage(
             f"publication {found.name} leaves out {', '.join(found.missing)}: ALTER PUBLICATION"
-            f" {identifier(found.name)} SET (publish = 'insert, update, delete, truncate')"
+            f" {quote_name(found.name)} SET (publish = 'insert, update, delete, truncate')"
         )
     columns = found.tables.get(export.name, ())
     taken = {each.name for each in bound_columns(table, export) if each is not None}

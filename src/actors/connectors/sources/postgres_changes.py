@@ -28,7 +28,6 @@ import pyarrow as pa
 
 from actors.connectors.sources import pgoutput
 from actors.connectors.sources.pgoutput import MessageBatch, PgRelation, TupleValues
-from actors.connectors.sources.postgres_copy import Places
 from actors.connectors.sources.postgres_footing import (
     ANEW,
     FilledTable,
@@ -55,6 +54,7 @@ from actors.connectors.sources.source import (
     SourceUpserts,
     UpsertOp,
 )
+from actors.model.pgwire.encoded_values import ByteValues, Places, RowMask
 from actors.model.plan.schema import DIFF, arrow_type
 from actors.runtime.errors import RemoteProtocolError
 
@@ -400,7 +400,7 @@ class DecodedChanges:
         return SourceUpserts(name, _upserts(batch, bound, tags, old, before, after))
 
 
-def _check_old(bound: _Bound, tags: pgoutput.Kinds, marks: pgoutput.Kinds) -> None:
+def _check_old(bound: _Bound, tags: ByteValues, marks: ByteValues) -> None:
     """Raise `_Column` where a change comes without the whole old row that the table's identity
     promises: a partition has an identity of its own."""
     if bound.relation.identity != "f":
@@ -463,8 +463,8 @@ def _fill_unchanged(
 def _upserts(
     batch: MessageBatch,
     bound: _Bound,
-    tags: pgoutput.Kinds,
-    old: pgoutput.Mask,
+    tags: ByteValues,
+    old: RowMask,
     before: list[TupleValues],
     after: list[TupleValues],
 ) -> pa.Table:

@@ -20,7 +20,6 @@ from typing import Final, Protocol
 import anyio
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from anyio.lowlevel import checkpoint
 from psycopg import OperationalError
 from psycopg.pq import ExecStatus
@@ -33,18 +32,18 @@ from actors.connectors.sources.postgres_errors import (
     refused_raw,
 )
 from actors.connectors.sources.source import SourceUnreachable
+from actors.model.pgwire.encoded_values import PAD_BYTES, ByteValues, Places, be32
 from actors.runtime.errors import PenstockError
 
-# -- Payloads of many PostgreSQL messages in one buffer, and the numbers in them. Pure -------------
-
-
-Bytes = npt.NDArray[np.uint8]
-Places = npt.NDArray[np.int64]
-
-PAD_BYTES: Final = 16
-"""Bytes after the data, so that wide reads at the end stay within the buffer."""
-
-
+MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Greatest size of one row or one change."""
+_TURN_BYTES_MAX: Final = 512 * 1024
+"""Bytes that are read in one turn of the event loop."""
+_HEADER_BYTES: Final = 5
+_PACE_S: Final = 0.001
+_ASK_AGAIN_S_MIN, _ASK_AGAIN_S_MAX = 0.001, 0.25
+_DATA: Final = ord("d")
+_LENGTH = struct.Struct(">I")
 _CHAIN_BYTES_MIN: Final = 4096
 """Size below which going from frame to frame is faster."""
 
@@ -53,20 +52,15 @@ class CopyFrames(msgspec.Struct):
     """Payloads of CopyData messages: ``data[starts[i]:ends[i]]``, ascending, with `PAD_BYTES`
     readable after the last."""
 
-    data: Bytes
+    data: ByteValues
     starts: Places
     ends: Places
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    @property
-    def bytes(self) -> int:
-        """Return the bytes from the first to the last."""
-        return int(self.ends[-1] - self.starts[0]) if len(self.starts) else 0
 
-
-def chain(data: Bytes, place: int, end: int) -> tuple[Places, int]:
+def chain(data: ByteValues, place: int, end: int) -> tuple[Places, int]:
     """Return consecutive complete CopyData frames from `place` on, and the end of the last. Not
     always all of them, but exactly a prefix of those that going from frame to frame would find."""
     none = np.empty(0, np.int64)
@@ -83,39 +77,6 @@ def chain(data: Bytes, place: int, end: int) -> tuple[Places, int]:
     broken = np.flatnonzero(found[1:] != ends[:-1])
     count = int(broken[0]) + 1 if len(broken) else len(found)
     return found[:count], int(ends[count - 1])
-
-
-# -- big-endian numbers at any place ------------------------------------------------------------
-
-
-def be32(data: Bytes, places: Places) -> Places:
-    """Return the signed numbers of four bytes that begin at these places."""
-    # Overlapping windows: numbers may begin at any byte.
-    view: npt.NDArray[np.int32] = np.ndarray((len(data) - 3,), ">i4", data, strides=(1,))
-    return view[places].astype(np.int64)
-
-
-def be16(data: Bytes, places: Places) -> Places:
-    """Return the signed numbers of two bytes that begin at these places."""
-    view: npt.NDArray[np.int16] = np.ndarray((len(data) - 1,), ">i2", data, strides=(1,))
-    return view[places].astype(np.int64)
-
-
-def be64(data: Bytes, places: Places) -> Places:
-    """Return the signed numbers of eight bytes that begin at these places."""
-    view: npt.NDArray[np.int64] = np.ndarray((len(data) - 7,), ">i8", data, strides=(1,))
-    return view[places].astype(np.int64)
-
-
-MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Greatest size of one row or one change."""
-_TURN_BYTES_MAX: Final = 512 * 1024
-"""Bytes that are read in one turn of the event loop."""
-_HEADER_BYTES: Final = 5
-_PACE_S: Final = 0.001
-_ASK_AGAIN_S_MIN, _ASK_AGAIN_S_MAX = 0.001, 0.25
-_DATA: Final = ord("d")
-_LENGTH = struct.Struct(">I")
 
 
 class CopyStream(Protocol):
@@ -160,7 +121,7 @@ class CopyStream(Protocol):
         ...
 
 
-def _view(data: Bytes) -> memoryview:
+def _view(data: ByteValues) -> memoryview:
     return data.data
 
 
@@ -169,7 +130,7 @@ class _Buffer:
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self.data: Bytes = np.empty(bytes_max + PAD_BYTES, np.uint8)
+        self.data: ByteValues = np.empty(bytes_max + PAD_BYTES, np.uint8)
         self.size = 0
 
 

@@ -15,6 +15,9 @@ filled, or last judged (`judge`). The rules:
   with rows; a rewrite beside an altered column; a label renamed; changes that the publication may
   have left out) has the table refilled, at a snapshot of its own;
 - what is not sure counts as changed.
+
+A source's position is a server, a place in its log, and the tables that are filled, each with the
+state that it is compared with (`write_position`).
 """
 
 from __future__ import annotations
@@ -30,13 +33,12 @@ from actors.connectors.sources.postgres_catalog import (
     PostgresTable,
     PublicationInfo,
     leaf_fault,
-    lsn_of,
-    lsn_text,
 )
 from actors.connectors.sources.postgres_names import is_called
 from actors.connectors.sources.postgres_types import TypeFacts, column_type, numeric_held_by
 from actors.connectors.sources.source import SourceExport
 from actors.runtime.errors import InvalidUsage
+from actors.wal.lsn import lsn_text, parse_lsn
 
 ANEW: Final = "drop this source's table here and add it again: it is then filled anew"
 
@@ -301,8 +303,7 @@ def _digest(parts: Iterable[object]) -> str:
     return hashlib.blake2b(repr(list(parts)).encode(), digest_size=6).hexdigest()
 
 
-# Positions of a PostgreSQL source as texts: a server, a place in its log, and the filled tables
-# Pure.
+# -- positions -------------------------------------------------------------------------------------
 
 
 class _Filled(msgspec.Struct, frozen=True, array_like=True):
@@ -351,13 +352,13 @@ def read_position(text: str, system: str, database: str) -> PostgresPosition:
         )
     filled = {
         name: FilledTable(
-            each.oid, lsn_of(each.lsn), tuple(each.columns), each.number_max, each.footing
+            each.oid, parse_lsn(each.lsn), tuple(each.columns), each.number_max, each.footing
         )
         for name, each in was.filled.items()
     }
-    return PostgresPosition(lsn_of(was.lsn), filled)
+    return PostgresPosition(parse_lsn(was.lsn), filled)
 
 
 def position_lsn(text: str) -> int:
     """Return the place in the log of a position's text."""
-    return lsn_of(msgspec.json.decode(text, type=_Position).lsn)
+    return parse_lsn(msgspec.json.decode(text, type=_Position).lsn)

@@ -15,28 +15,18 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from actors.model.pgwire.quoting import quote_name
 from actors.runtime.errors import InvalidUsage
 
 _PART: Final = r'("(?:[^"]|"")+"|[^".][^.]*)'
 _QUALIFIED: Final = re.compile(rf"(?:{_PART}\.)?{_PART}", re.DOTALL)
 
 
-def identifier(name: str) -> str:
-    """Return a name as SQL writes it, in quotation marks."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def literal(text: str) -> str:
-    """Return a text as SQL writes it (standard_conforming_strings may be off)."""
-    escaped = text.replace("'", "''")
-    return f"E'{escaped}'".replace("\\", "\\\\") if "\\" in text else f"'{escaped}'"
-
-
 def qualified_name(schema: str, table: str) -> str:
     """Return the name that a table has as an export: ``schema.table``. A part with a dot or a
     quotation mark in it is quoted as in SQL, so that no two tables share a name."""
     return ".".join(
-        identifier(part) if "." in part or '"' in part else part for part in (schema, table)
+        quote_name(part) if "." in part or '"' in part else part for part in (schema, table)
     )
 
 

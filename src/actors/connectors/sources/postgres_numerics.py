@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from actors.connectors.sources.postgres_catalog import PostgresTable, bound_columns, number_of
-from actors.connectors.sources.postgres_names import identifier
 from actors.connectors.sources.postgres_types import UNBOUNDED
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceExport
+from actors.model.pgwire.quoting import quote_name
 from actors.model.pgwire.type_map import DECIMAL_DIGITS_MAX
 from actors.model.plan.schema import TableSchema
 from actors.runtime.errors import InvalidUsage
@@ -65,7 +65,7 @@ async def with_fitting_decimals(
     `UNBOUNDED`. Raises `InvalidUsage` where no decimal holds it."""
     bound = zip(export.schema.columns, bound_columns(table, export), strict=True)
     there = {
-        column.name: (identifier(found.name), arrayed)
+        column.name: (quote_name(found.name), arrayed)
         for column, found in bound
         if found is not None
         if (arrayed := column.type == f"array<{UNBOUNDED}>") or column.type == UNBOUNDED

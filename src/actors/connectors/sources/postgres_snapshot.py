@@ -23,10 +23,9 @@ import pyarrow as pa
 from actors.connectors.sources import pgoutput
 from actors.connectors.sources.postgres_catalog import PostgresTable
 from actors.connectors.sources.postgres_changes import unheld
-from actors.connectors.sources.postgres_copy import CopyFrames, CopyStream, be16, be32
+from actors.connectors.sources.postgres_copy import CopyFrames, CopyStream
 from actors.connectors.sources.postgres_errors import ServerRefused
 from actors.connectors.sources.postgres_footing import FilledTable
-from actors.connectors.sources.postgres_names import identifier, literal
 from actors.connectors.sources.postgres_survey import CatalogSurvey, survey
 from actors.connectors.sources.postgres_types import (
     ColumnType,
@@ -39,6 +38,8 @@ from actors.connectors.sources.postgres_types import (
 )
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import ExportFailed, SourceExport, SourceRows
+from actors.model.pgwire.encoded_values import be16, be32
+from actors.model.pgwire.quoting import quote_literal, quote_name
 from actors.model.plan.schema import DIFF
 
 BUFFER_BYTES: Final = 256 * 1024
@@ -65,14 +66,14 @@ class SnapshotTable(msgspec.Struct, frozen=True):
     def select(self) -> str:
         """Return the query whose rows `from_binary` reads."""
         columns = ", ".join(
-            copy_expression(identifier(name), kind)
+            copy_expression(quote_name(name), kind)
             for name, kind in zip(self.names, self.kinds, strict=True)
         )
         text = f"SELECT {columns} FROM {self.relation}"
         if not self.held:
             return text
         # IS NOT NULL would be false for a composite value with a NULL in it.
-        values = (f"{identifier(name)} IS DISTINCT FROM NULL" for name in self.names[self.held :])
+        values = (f"{quote_name(name)} IS DISTINCT FROM NULL" for name in self.names[self.held :])
         return f"{text} WHERE {' OR '.join(values)}"
 
     def updates(self, rows: pa.Table) -> pa.Table:
@@ -132,7 +133,7 @@ class TableSnapshots:
         # Open until the stream has come to the snapshot, if there are further columns to copy.
         await self._wire.query("SET idle_in_transaction_session_timeout = 0")
         await self._wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        await self._wire.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+        await self._wire.query(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
         refused = {}
         for table in tables:
             # An error without a savepoint would abort the transaction, and with it the snapshot.

@@ -19,14 +19,14 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from actors.connectors.sources import pgoutput
-from actors.connectors.sources.pgoutput import EPOCH_MS
-from actors.connectors.sources.postgres_catalog import lsn_text
 from actors.connectors.sources.postgres_changes import Decoded, DecodedChanges
 from actors.connectors.sources.postgres_copy import CopyFrames, CopyStream
-from actors.connectors.sources.postgres_names import identifier, literal
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceUnreachable
+from actors.model.pgwire.quoting import quote_literal, quote_name
 from actors.runtime.kernel.clock import ActorClock
+from actors.wal.lsn import lsn_text
+from actors.wal.replication import pg_time
 
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 LATE_MS: Final = 1_000
@@ -66,9 +66,9 @@ class ReplicationStream:
 
     async def begin(self, slot: str, publication: str) -> None:
         """Start the replication. Raises `Refused`, `SourceUnreachable`."""
-        names = literal(identifier(publication))
+        names = quote_literal(quote_name(publication))
         self._copy = await self._wire.copy(
-            f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {lsn_text(self._changes.lsn)}"
+            f"START_REPLICATION SLOT {quote_name(slot)} LOGICAL {lsn_text(self._changes.lsn)}"
             f" (proto_version '1', publication_names {names})",
             BATCH_BYTES_MAX,
         )
@@ -179,7 +179,7 @@ class ReplicationStream:
     def _tell(self, *, reply: bool = False) -> None:
         if self._copy is None:
             return
-        now_us = (self._clock.now_ms() - EPOCH_MS) * 1000
+        now_us = pg_time(self._clock.now_ms())
         seen = max(self._received, self._taken)
         try:
             # Written, flushed, applied: the server may remove the log before the flushed position.

@@ -1,7 +1,11 @@
-"""The catalog at one moment, and a cheap query that tells whether it changed.
+"""Checks a server before a source begins, makes its publication, and follows the catalog.
 
-A glance is one query, asked before every mark; the survey is read again only when the glance has
-changed. Verdicts on the tables are in `postgres_footing`.
+`describe` checks all and changes nothing; `publish` makes the publication. Every error says what to
+do on the server. Where all tables are asked for, those that cannot be ingested are returned too,
+with the reason.
+
+While the source runs, a glance is one query, asked before every mark; the survey is read again only
+when the glance has changed. Verdicts on the tables are in `postgres_footing`.
 """
 
 from __future__ import annotations
@@ -25,7 +29,6 @@ from actors.connectors.sources.postgres_catalog import (
     check_row_security,
     export_of,
     listed_numbers,
-    lsn_text,
     publication,
     tables,
     type_facts,
@@ -39,12 +42,7 @@ from actors.connectors.sources.postgres_footing import (
     Verdict,
     judge,
 )
-from actors.connectors.sources.postgres_names import (
-    identifier,
-    literal,
-    qualified_name,
-    split_name,
-)
+from actors.connectors.sources.postgres_names import qualified_name, split_name
 from actors.connectors.sources.postgres_numerics import with_fitting_decimals
 from actors.connectors.sources.postgres_types import (
     UNBOUNDED,
@@ -54,14 +52,10 @@ from actors.connectors.sources.postgres_types import (
 )
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceExport, SourceUnreachable
+from actors.model.pgwire.quoting import quote_literal, quote_name
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.runtime.errors import InvalidUsage
-
-# -- Checks the server before a source begins, and creates the publication -------------------------
-# `describe` checks all and changes nothing; `publish` makes the publication. Every error says what
-# to do on the server. Where all tables are asked for, those that cannot be ingested are returned,
-# too, with the reason.
-
+from actors.wal.lsn import lsn_text
 
 _NO_SUCH_OBJECT: Final = "42704"
 _NOT_OWNER: Final = "42501"
@@ -203,8 +197,8 @@ async def _check_room(wire: PostgresConnection) -> None:
 
 
 def _publish_sql(publication: str, tables: Sequence[PostgresTable], *, new: bool) -> str:
-    listed = ", ".join(f"{identifier(table.schema)}.{identifier(table.table)}" for table in tables)
-    name = identifier(publication)
+    listed = ", ".join(f"{quote_name(table.schema)}.{quote_name(table.table)}" for table in tables)
+    name = quote_name(publication)
     if not new:
         return f"ALTER PUBLICATION {name} ADD TABLE {listed}"
     # Changes of partitions then come as changes of the root, which is the export.
@@ -258,7 +252,7 @@ def check_slot(health: ServerHealth, name: str, config: PostgresConfig, lsn: int
         if not config.create:
             raise InvalidUsage(
                 f"slot {name} is missing, and create is off:"
-                f" SELECT pg_create_logical_replication_slot({literal(name)}, 'pgoutput')"
+                f" SELECT pg_create_logical_replication_slot({quote_literal(name)}, 'pgoutput')"
             )
         return
     if slot.plugin != "pgoutput" or slot.database != config.database:
@@ -270,7 +264,7 @@ def check_slot(health: ServerHealth, name: str, config: PostgresConfig, lsn: int
         raise InvalidUsage(
             f"the server has removed log that slot {name} needs (wal_status lost): raise"
             " max_slot_wal_keep_size there, SELECT pg_drop_replication_slot("
-            f"{literal(name)}), then {AGAIN}"
+            f"{quote_literal(name)}), then {AGAIN}"
         )
     if lsn and slot.confirmed_lsn > lsn:
         raise InvalidUsage(
@@ -306,13 +300,13 @@ async def remove(
             wait = ", 5000" if wire.server_version >= VERSION_WITH_WAIT else ""
             await wire.query(f"SELECT pg_terminate_backend({found.active_pid}{wait})")
         try:
-            await wire.query(f"SELECT pg_drop_replication_slot({literal(slot)})")
+            await wire.query(f"SELECT pg_drop_replication_slot({quote_literal(slot)})")
         except ServerRefused as error:
             if error.sqlstate != _NO_SUCH_OBJECT:  # it was dropped already
                 raise
     if not config.publication:
         try:
-            await wire.query(f"DROP PUBLICATION IF EXISTS {identifier(publication)}")
+            await wire.query(f"DROP PUBLICATION IF EXISTS {quote_name(publication)}")
         except ServerRefused as error:
             # Another user has made it for us, and owns it. It keeps nothing on the server.
             if error.sqlstate != _NOT_OWNER:
@@ -326,11 +320,14 @@ async def was_filled_before(wire: PostgresConnection, leaf: LeafPartition) -> bo
         # stream.
         rows = await wire.query(
             f"SELECT 1 FROM ONLY {leaf.relation}"
-            f" WHERE age(xmin) >= age({literal(str(leaf.attached_xid))}::xid) LIMIT 1"
+            f" WHERE age(xmin) >= age({quote_literal(str(leaf.attached_xid))}::xid) LIMIT 1"
         )
     except ServerRefused:
         return True
     return bool(rows)
+
+
+# -- the catalog at one moment ---------------------------------------------------------------------
 
 
 class CatalogGlance(msgspec.Struct, frozen=True):
@@ -384,7 +381,7 @@ async def read_catalog_digest(
     """Return a digest of all catalog rows that matter to these tables, by one cheap query."""
     tables, kinds = listed_numbers(oids) or "NULL", listed_numbers(types) or "NULL"
     # Whatever alters a catalog row gives it another xmin.
-    whole = f"SELECT oid FROM pg_publication WHERE pubname = {literal(publication)}"
+    whole = f"SELECT oid FROM pg_publication WHERE pubname = {quote_literal(publication)}"
     parts = [
         "SELECT 'c', c.oid, c.xmin FROM pg_class c JOIN member m ON m.oid = c.oid",
         "SELECT 'n', n.oid, n.xmin FROM pg_namespace n WHERE n.oid IN"

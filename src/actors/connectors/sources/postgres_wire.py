@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from psycopg import AsyncConnection, OperationalError
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.pq import abc as pq
 
@@ -51,9 +52,7 @@ class PostgresConnection:
     @classmethod
     async def connect(cls, parameters: Mapping[str, str]) -> PostgresConnection:
         """Connect with these parameters. Raises `SourceUnreachable`."""
-        return await cls.open(
-            " ".join(f"{name}={_quoted(value)}" for name, value in parameters.items())
-        )
+        return await cls.open(make_conninfo(**parameters))
 
     @classmethod
     async def open(cls, conninfo: str) -> PostgresConnection:
@@ -149,8 +148,3 @@ def _rows(result: pq.PGresult) -> list[tuple[str | None, ...]]:
         tuple(value(row, column) for column in range(result.nfields))
         for row in range(result.ntuples)
     ]
-
-
-def _quoted(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

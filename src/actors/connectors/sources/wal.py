@@ -1,15 +1,26 @@
 """A log of framed change records as a source: `penstock wal push` writes it, acceptors keep it.
 
-Theory of operation. `wal.following` reads committed records from any acceptor that has them,
-`wal_changes` turns them into changes, with a position after the last whole record. The position
-becomes durable together with the rows, so each record is in its table exactly once, whenever the
-service was killed. Acceptors are told afterwards, and may remove the log before it.
+Theory of operation. `wal.following` reads committed records from any acceptor that has them, and
+here they become changes, with a position after the last whole record. The position becomes durable
+together with the rows, so each record is in its table exactly once, whenever the service was
+killed. Acceptors are told afterwards, and may remove the log before it.
 
 A log has no first contents: a table that was added later is filled by reading the log from its
 begin once more, for the new tables alone, up to the position. Meanwhile the others wait.
 
-Lasting errors are reported and retried all the same: all acceptors have removed the log at the
-position; a table that was added needs a begin that was removed (that table fails).
+Bytes come in order, in pieces of any size; each whole record is one change of one table. The rows
+of a piece are given at once, by table, then a mark at the place after the last record. A mark's
+position never falls.
+
+Errors:
+- a row that its table cannot hold fails that table (`ExportFailed`); the others go on;
+- a record that is no change, one of a table that is not declared (unless such are skipped), and
+  a log that is broken or not ours have no meaning here, so the source *stops* before them: all
+  changes before are given, with a mark; then `stopped` has the reason;
+- lasting errors are reported and retried all the same: all acceptors have removed the log at the
+  position; a table that was added needs a begin that was removed (that table fails).
+
+Declared tables that are not wanted are skipped.
 """
 
 from __future__ import annotations
@@ -42,23 +53,6 @@ from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial
 from actors.wal.following import AllRemoved, WalFollower
 from actors.wal.framing import FramedPayload, RecordDecoder
 from actors.wal.lsn import lsn_text, parse_lsn
-
-# -- Decodes a log's bytes into changes of tables, with the place after the last record. Pure ------
-# Theory of operation. Bytes come in order, in pieces of any size; each whole record is one change
-# of one table. The rows of a piece are given at once, by table, then a mark at the place after the
-# last record. A table that was added later is *filled*: the log is read from its begin up to the
-# position, for the new tables alone, and one mark at that position fills them.
-#
-# Errors:
-# - a row that its table cannot hold fails that table (`ExportFailed`); the others go on;
-# - a record that is no change, one of a table that is not declared (unless such are skipped), and
-#   a log that is broken or not ours have no meaning here, so the source *stops* before them: all
-#   changes before are given, with a mark; then `stopped` has the reason;
-# - declared tables that are not wanted are skipped.
-#
-# Invariant: ``lsn`` is after the last record that was given, and never falls; a mark's position is
-# one of its values.
-
 
 ANEW: Final = (
     "the log cannot be changed: create another source whose `tables` can hold it, or drop this "

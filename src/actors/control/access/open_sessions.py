@@ -157,11 +157,6 @@ class ReadRights:
         self._role = None if session is None else session.role
         self._objects: dict[ObjectId, str] = {}
 
-    @property
-    def objects(self) -> ReadObjects:
-        """Return the objects that are noted."""
-        return tuple(self._objects.items())
-
     def note(self, objects: ReadObjects) -> None:
         """Note that the result has rows of these objects."""
         self._objects.update(objects)

@@ -50,8 +50,6 @@ from actors.control.controller.object_conditions import (
     settle,
 )
 from actors.control.controller.reads.copies import CopyHeld, CopyLate, RunningCopies
-from actors.control.controller.reads.keyed_reads import KeyedAnswered, KeyedReads
-from actors.control.controller.reads.point_reads import PointReads
 from actors.control.controller.reads.queries import (
     InputsChecked,
     QueryEnded,
@@ -61,12 +59,14 @@ from actors.control.controller.reads.queries import (
 )
 from actors.control.controller.reads.reads import (
     DeadlinePassed,
+    KeysFound,
     PartRead,
     PendingReads,
     SinceRead,
     pin_objects,
 )
 from actors.control.controller.reads.relations import RelationRead, SystemRelations
+from actors.control.controller.reads.rows_at_hand import RowsAtHand
 from actors.control.controller.reads.status import (
     StatusRead,
     inspect_objects,
@@ -114,32 +114,20 @@ from actors.control.controller.tables.commit import PlannedWrite
 from actors.control.controller.tables.copies_from import CopiesFrom
 from actors.control.controller.tables.groups import TableTarget, check_definitions
 from actors.control.controller.tables.table_arrangements import TableArrangements
-from actors.control.controller.tables.table_writer import (
-    ClockDue,
-    TablesTicked,
-    TableTicks,
-    TableWriter,
-)
+from actors.control.controller.tables.table_ticks import ClockDue, TablesTicked, TableTicks
+from actors.control.controller.tables.table_writer import TableWriter
 from actors.durable.persist import PersistClient
 from actors.engine.catalyst.permitted_settings import check_settings
 from actors.engine.views.explain import explain
 from actors.model.plan.jobs import ExecutorMessage
 from actors.model.protocol.api import (
     ActorReport,
-    AlterObject,
-    AlterSource,
+    CatalogStatement,
     ChangeReplicas,
     CopyFromFiles,
     CopyTo,
-    CreateIndex,
-    CreateSink,
-    CreateSource,
-    CreateTable,
     CreateView,
     DescribeQuery,
-    DropObject,
-    DropSink,
-    DropSource,
     EndRequest,
     ExplainQuery,
     ExplainView,
@@ -175,14 +163,7 @@ from actors.model.protocol.compute import (
     UpdateConfiguration,
 )
 from actors.model.protocol.relations import is_relation
-from actors.model.protocol.role_messages import (
-    AlterRole,
-    ChangeRights,
-    CheckRight,
-    CreateRole,
-    DropRoles,
-    ListRoles,
-)
+from actors.model.protocol.role_messages import CheckRight, ListRoles, RoleStatement
 from actors.runtime.errors import (
     InvalidUsage,
     PenstockError,
@@ -212,7 +193,7 @@ ControllerMessage: TypeAlias = (
     | SinceRead
     | DeadlinePassed
     | PartRead
-    | KeyedAnswered
+    | KeysFound
     | SubscribeHeld
     | PieceRead
     | PieceDue
@@ -252,13 +233,13 @@ class Controller(Actor[ControllerMessage]):
         scratch: Path,
         maintenance: ActorAddress[Any] | None = None,
         connectors: ConnectorMakers | None = None,
-        points: PointReads | None = None,
+        at_hand: RowsAtHand | None = None,
         queries: ActorAddress[ExecutorMessage] | None = None,
         sessions: OpenSessions | None = None,
     ) -> None:
         """Take the environment. `connectors` makes sources and sinks; None: there are none.
-        `points` reads rows of one key beside this actor. `queries` runs queries; None: `executor`
-        does. `sessions`: those of all doors."""
+        `at_hand` reads rows of keys, also beside this actor. `queries` runs queries; None:
+        `executor` does. `sessions`: those of all doors."""
         self._boot = boot
         self._persist = persist
         self._store = CatalogStore(persist, executor, settings)
@@ -272,7 +253,7 @@ class Controller(Actor[ControllerMessage]):
         self._executor = executor
         self._query_executor = queries or executor
         self._connectors = connectors or NoConnectors()
-        self._points = points or PointReads()
+        self._at_hand = at_hand or RowsAtHand()
 
     async def on_start(self) -> None:
         boot = self._boot
@@ -281,15 +262,14 @@ class Controller(Actor[ControllerMessage]):
         )
         state = self._state = self._make_state(contents)
         self._instance = state.instance
-        keyed = KeyedReads(state, contents)
-        self._points.attach_state(state, keyed)
+        self._at_hand.attach_state(state, contents)
         link = self._storage_link = self._instance.storage()
         self._roles = RoleStore(state, boot.roles, boot.roles_seqno)
         self._roles.on_rules = self._rules_changed
         copies = self._copies_from = CopiesFrom(state, self._target, link)
         self._sources = ConnectorObjects(state, link, copies, self._connectors, boot.leftovers)
         self._statements = StatementQueue(state, self._sources, self._roles.created)
-        self._reads = PendingReads(state, keyed)
+        self._reads = PendingReads(state, self._at_hand)
         self._subscribes = RunningSubscribes(state)
         scratch = self._scratch / "queries"
         self._queries = RunningQueries(state, self._query_executor, scratch, self._await_contents)
@@ -418,7 +398,7 @@ class Controller(Actor[ControllerMessage]):
                 self._replicas_changed(message)
             case StatementDone():
                 self._dropped(self._statements.done(message))
-            case SinceRead() | DeadlinePassed() | PartRead() | KeyedAnswered():
+            case SinceRead() | DeadlinePassed() | PartRead() | KeysFound():
                 self._read_turn(message)
             case SubscribeHeld():
                 self._subscribes.held(message)
@@ -464,7 +444,7 @@ class Controller(Actor[ControllerMessage]):
             case _:
                 assert_never(news)
 
-    def _read_turn(self, message: SinceRead | DeadlinePassed | PartRead | KeyedAnswered) -> None:
+    def _read_turn(self, message: SinceRead | DeadlinePassed | PartRead | KeysFound) -> None:
         match message:
             case SinceRead():
                 self._reads.since_read(message)
@@ -472,8 +452,8 @@ class Controller(Actor[ControllerMessage]):
                 self._reads.late(number)
             case PartRead():
                 self._reads.part_read(message)
-            case KeyedAnswered():
-                self._reads.keyed_answered(message)
+            case KeysFound():
+                self._reads.keys_found(message)
 
     def _role_turn(
         self, message: messages.FindLogin | messages.FindToken | RolesStored | InputsChecked
@@ -547,6 +527,8 @@ class Controller(Actor[ControllerMessage]):
         check_settings(request.conf, self._settings.engine_shuffle_partitions_max)
         if isinstance(request, RunQuery | DescribeQuery) or self._state.access.is_free(role):
             return True
+        if isinstance(request, ExplainQuery) and request.refresh_policy == "none":
+            return True
         # What a view's text names is known only when it has been analysed.
         self._queries.check_inputs(session, request, role)
         return False
@@ -611,6 +593,8 @@ class Controller(Actor[ControllerMessage]):
                 self._queries.query(session, request, role)
             case DescribeQuery():
                 self._queries.describe(session, request, role)
+            case ExplainQuery(refresh_policy="none"):
+                self._queries.explain(session, request)
             case ExplainQuery():
                 self._statements.explain(session, request)
             case SubscribeObject():
@@ -636,22 +620,11 @@ class Controller(Actor[ControllerMessage]):
                 session.reply(self._sources.report(request, role))
             case ForgetSource():
                 self._sources.leftovers.forget(session, request)
-            case (
-                CreateTable()
-                | CreateView()
-                | AlterObject()
-                | CreateIndex()
-                | DropObject()
-                | CreateSource()
-                | AlterSource()
-                | DropSource()
-                | CreateSink()
-                | DropSink()
-            ):
+            case _ if isinstance(request, CatalogStatement):
                 self._statements.submit(session, request, role)
             case ChangeReplicas():
                 self._change_replicas(session, request)
-            case CreateRole() | AlterRole() | DropRoles() | ChangeRights():
+            case _ if isinstance(request, RoleStatement):
                 self._roles.submit(session, request, role)
             case ListRoles():
                 session.reply(self._roles.report(request))

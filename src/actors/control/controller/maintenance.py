@@ -1,7 +1,12 @@
-"""Maintenance: compacts shards that grew, at intervals, gives back the space of those that no
-longer grow, and removes orphaned blobs.
+"""Tasks of the controller that run beside it, for as long as the service does.
 
-A shard whose maintenance fails is retried when it grows again; failures are only logged.
+Maintenance compacts shards that grew, at intervals, gives back the space of those that no longer
+grow, and removes orphaned blobs. A shard whose maintenance fails is retried when it grows again;
+failures are only logged.
+
+Another task follows the changes that other processes make to the same stores. When its watch ends,
+it halts the service: another one has taken over the stores (`WriterFenced`), or the stores report
+no changes any more.
 """
 
 from __future__ import annotations
@@ -20,9 +25,9 @@ from actors.runtime.kernel import Actor, RunningEffect
 from actors.runtime.progress import ShardId
 from actors.runtime.settings import Settings
 
-# -- FollowTask: watches the changes that other processes make to the same stores ------------------
-# It halts the service when the watch ends: another service has taken over the stores
-# (`WriterFenced`), or the stores report no changes any more.
+log = logging.getLogger("penstock.maintenance")
+
+# -- changes of other processes --------------------------------------------------------------------
 
 
 class _Ended(msgspec.Struct, frozen=True, gc=False):
@@ -30,7 +35,9 @@ class _Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class FollowTask(Actor[_Ended]):
-    """Runs `watch` while the service does, and calls `halt` once, with its error."""
+    """Runs `watch`, over the changes of other processes, while the service does. When it ends calls
+    `halt` once, with its error: another service has taken over the stores (`WriterFenced`), or the
+    stores report no changes any more."""
 
     def __init__(
         self, watch: Callable[[], Awaitable[None]], halt: Callable[[Exception], None]
@@ -50,7 +57,7 @@ class FollowTask(Actor[_Ended]):
         self._halt(message.error)
 
 
-log = logging.getLogger("penstock.maintenance")
+# -- maintenance -----------------------------------------------------------------------------------
 
 
 class _Due(msgspec.Struct, frozen=True, gc=False):

@@ -25,6 +25,9 @@ from actors.runtime.kernel import ActorAddress, ActorClock
 from actors.runtime.settings import Settings
 from actors.runtime.transport.http_pages import HttpPage, HttpResponse
 
+LOOK_TIMEOUT_MS: Final = 2_000
+FRESH_MS: Final = 500
+
 TEXT_MAX: Final = 500
 """Characters of one part's text."""
 
@@ -82,7 +85,7 @@ def count_replicas(controller: ActorAddress[Any], settings: Settings) -> Compone
     """Return a look at a controller: it answers, and a replica is connected."""
 
     async def active() -> ComponentReadiness:
-        count = await controller.ask(CountReplicas, settings.readiness_timeout_ms)
+        count = await controller.ask(CountReplicas, LOOK_TIMEOUT_MS)
         state = f"active, {count} of its replicas connected"
         return ComponentReadiness(count > 0, state)
 
@@ -93,7 +96,7 @@ def look_at_objects(controller: ActorAddress[Any], settings: Settings) -> Object
     """Return a look at a controller's objects."""
 
     async def objects() -> tuple[ObjectReadiness, ...]:
-        return await controller.ask(InspectObjects, settings.readiness_timeout_ms)
+        return await controller.ask(InspectObjects, LOOK_TIMEOUT_MS)
 
     return objects
 
@@ -113,7 +116,7 @@ def look_for_owner(fence: ReplicaFence) -> ComponentLook:
 class ReadinessCheck:
     """Looks at the parts of a running service.
 
-    Looks within `readiness_fresh_ms` share one answer: any number of probes asks the stores no more
+    Looks within `FRESH_MS` share one answer: any number of probes asks the stores no more
     often.
     """
 
@@ -126,11 +129,10 @@ class ReadinessCheck:
         settings: Settings,
         objects: ObjectLook | None = None,
     ) -> None:
-        """Take the parts; each look ends within `readiness_timeout_ms`. `objects`: None for a
+        """Take the parts; each look ends within `LOOK_TIMEOUT_MS`. `objects`: None for a
         process without a controller."""
         self._objects = objects
-        self._deadline_ms = deadline_ms = settings.readiness_timeout_ms
-        self._fresh_ms = settings.readiness_fresh_ms
+        self._deadline_ms = deadline_ms = LOOK_TIMEOUT_MS
         self._clock = clock
         self._lock = anyio.Lock()
         self._last: tuple[float, ReadinessReport] | None = None
@@ -159,7 +161,7 @@ class ReadinessCheck:
         """Return the state of all parts; raises nothing."""
         async with self._lock:
             now = self._clock.monotonic_ms()
-            if self._last is not None and now - self._last[0] < self._fresh_ms:
+            if self._last is not None and now - self._last[0] < FRESH_MS:
                 return self._last[1]
             report = ReadinessReport("active", await self._components(), await self._inspected())
             self._last = self._clock.monotonic_ms(), report

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from actors.control.access.access_rules import AccessRules
 from actors.control.access.open_sessions import OpenSessions
@@ -20,10 +20,19 @@ from actors.durable.persist import PersistClient
 from actors.model.protocol.api import RequestFailed
 from actors.model.protocol.compute import Command
 from actors.replica.cluster.cluster import ClusterStatistics
-from actors.runtime.errors import PenstockError, ReadBelowSince, ReadTooFarAhead, to_wire
+from actors.runtime.errors import (
+    InvalidUsage,
+    PenstockError,
+    ReadBelowSince,
+    ReadTooFarAhead,
+    to_wire,
+)
 from actors.runtime.kernel import ActorAddress, ActorContext
-from actors.runtime.progress import EMPTY, ObjectId, ShardId, Time, is_empty
+from actors.runtime.progress import EMPTY, TIME_MAX, ObjectId, ShardId, Time, is_empty
 from actors.runtime.settings import Settings
+
+READ_AHEAD_MS_MAX: Final = 60_000
+"""A read further ahead of the clock is refused at once."""
 
 Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics | None]]
 
@@ -148,14 +157,16 @@ class ControllerState:
             found = min(found, max(there, self.oracle_now() - allowed_ms, entry.as_of))
         return found
 
-    def check_ahead(self, what: str, time: Time) -> None:
-        """Raise `ReadTooFarAhead` if the time is too far ahead of the clock."""
-        limit = self.settings.read_ahead_ms_max
+    def check_time(self, what: str, time: Time) -> None:
+        """Raise `InvalidUsage` if the time is none, and `ReadTooFarAhead` if it is too far ahead of
+        the clock."""
+        if not 0 <= time <= TIME_MAX:
+            raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
         now = self.oracle_now()
-        if time > now + limit:
+        if time > now + READ_AHEAD_MS_MAX:
             raise ReadTooFarAhead(
                 f"{what} at {time}: {time - now} ms ahead of the clock ({now}); the limit is "
-                f"{limit} (read_ahead_ms_max)"
+                f"{READ_AHEAD_MS_MAX}"
             )
 
     def waiting_for(self, entry: CatalogObject) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from actors.doors.client.requests import RequestExchange, RequestSlot, reads_of
+from actors.doors.client.requests import RequestExchange, reads_of
 from actors.doors.client.rows import ReadSpec
 from actors.model.plan.updates import from_ipc
 from actors.model.protocol.api import (
@@ -276,27 +276,3 @@ class AnswerCollector:
     def rest(self) -> pa.Table | None:
         """Return the rows that an ORDER BY withheld until the last answer."""
         return None if self._finisher is None else self._finisher.end()
-
-
-async def collect_answers(
-    exchange: RequestExchange, number: int, slot: RequestSlot, spec: ReadSpec
-) -> list[pa.Table]:
-    """Return all rows of a read with their weight, finished; at least one table."""
-    gathering = AnswerCollector(spec)
-    tables = []
-    try:
-        while not gathering.over:
-            rows = gathering.take(await exchange.next_answer(slot))
-            if rows is not None:
-                tables.append(rows)
-    finally:
-        await close_read(exchange, number, gathering)
-    rest = gathering.rest()
-    return tables if rest is None else [*tables, rest]
-
-
-async def close_read(exchange: RequestExchange, number: int, gathering: AnswerCollector) -> None:
-    """Close a read; cancel it at the service if answers are still to come."""
-    exchange.close(number)
-    if not gathering.ended and exchange.lost is None:
-        await exchange.cancel(number)

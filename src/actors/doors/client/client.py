@@ -32,8 +32,6 @@ from actors.doors.client.answers import (
     CopyFormat,
     SubscribeSpec,
     await_copy_to,
-    close_read,
-    collect_answers,
     follow,
 )
 from actors.doors.client.answers import ChangeBatch as ChangeBatch
@@ -48,7 +46,6 @@ from actors.doors.client.requests import (
     ServiceLink,
     reads_of,
 )
-from actors.doors.client.roles import ClientRoles
 from actors.doors.client.rows import (
     PLAIN_READ,
     ReadSpec,
@@ -62,15 +59,14 @@ from actors.doors.client.rows import (
 from actors.doors.client.rows import Condition as Condition
 from actors.doors.client.rows import Rows as Rows
 from actors.model.plan.column_defaults import ColumnDefaults
-from actors.model.plan.schema import DIFF, TableColumn, TableSchema
+from actors.model.plan.schema import DIFF, TableSchema
 from actors.model.protocol.api import (
     CLIENT_MAGIC,
     CLIENT_MAGIC_VERSION,
     COPY_FILE_BYTES,
     PROTOCOL_VERSION,
-    TIME_ZONE,
     ActorReport,
-    AlterObject,
+    CatalogStatement,
     ChangeReplicas,
     ClientHello,
     ClientMessage,
@@ -94,6 +90,7 @@ from actors.model.protocol.api import (
     ServiceHello,
     ServiceMessage,
     SetTracing,
+    SignalSession,
     StatusReport,
     TableChange,
     TracingReport,
@@ -102,6 +99,7 @@ from actors.model.protocol.api import (
     WriteTables,
     objects_of,
 )
+from actors.model.protocol.role_messages import CheckRight, ListRoles, RolesReport, RoleStatement
 from actors.runtime.errors import (
     RemoteProtocolError,
     from_wire,
@@ -132,7 +130,7 @@ class TableWrite(msgspec.Struct, frozen=True):
     columns there are."""
 
 
-class Client(ClientSources, ClientRoles):
+class Client(ClientSources):
     """A connection to a Penstock service."""
 
     def __init__(self, link: ServiceLink, settings: Settings) -> None:
@@ -212,6 +210,15 @@ class Client(ClientSources, ClientRoles):
 
     # -- objects -------------------------------------------------------------------------------
 
+    async def submit(self, statement: CatalogStatement | RoleStatement) -> str:
+        """Carry out a statement, as `actors.engine.sql` makes it of SQL; the connection gives it a
+        number. Return its notices, a line each.
+
+        Raises `AccessDenied`, `StorageError`, and what it says itself: `InvalidUsage`,
+        `ObjectExists`, `UnknownObject`, `ObjectInUse`, `QueryRejected`.
+        """
+        return await self._exchange.submit(statement)
+
     async def create_table(
         self,
         name: str,
@@ -239,16 +246,9 @@ class Client(ClientSources, ClientRoles):
         else:
             made = tuple(column_of(column, text) for column, text in columns.items())
             schema = TableSchema(made, tuple(primary_key))
-        request = CreateTable(
-            self._exchange.number(),
-            name,
-            schema,
-            retain_history_ms,
-            comment=comment,
-            column_comments=dict(column_comments or {}),
-            column_defaults=dict(column_defaults or {}),
-        )
-        await self._change(request)
+        comments, defaults = dict(column_comments or {}), dict(column_defaults or {})
+        statement = CreateTable(0, name, schema, retain_history_ms, comment, comments, defaults)
+        await self.submit(statement)
 
     async def create_materialized_view(
         self,
@@ -281,8 +281,8 @@ class Client(ClientSources, ClientRoles):
         later one is taken for that). Raises `QueryRejected`, `UnknownObject`, `ObjectExists`,
         `ReadBelowSince`, `InvalidUsage`.
         """
-        request = CreateView(
-            self._exchange.number(),
+        statement = CreateView(
+            0,
             name,
             sql,
             retain_history_ms,
@@ -293,30 +293,7 @@ class Client(ClientSources, ClientRoles):
             comment=comment,
             as_of=as_of,
         )
-        await self._change(request)
-
-    async def create_subscribed_view(
-        self,
-        name: str,
-        sql: str,
-        *,
-        time_zone: str = "",
-        refresh_policy: str = "auto",
-        as_of: Time | None = None,
-    ) -> None:
-        """Create the maintained view of one subscribe, which ends with this client, under a name
-        with the prefix `SUBSCRIBED_PREFIX`. `time_zone` is as in `query`. Raises as
-        `create_materialized_view`."""
-        request = CreateView(
-            self._exchange.number(),
-            name,
-            sql,
-            conf={TIME_ZONE: time_zone} if time_zone else {},
-            refresh_policy=refresh_policy,
-            as_of=as_of,
-            for_subscribe=True,
-        )
-        await self._change(request)
+        await self.submit(statement)
 
     async def create_plain_view(
         self, name: str, sql: str, *, replace: bool = False, comment: str = ""
@@ -324,44 +301,7 @@ class Client(ClientSources, ClientRoles):
         """Create a view that is inlined where a query or another view names it, and keeps no
         contents; `replace`: in the place of one of that name. Raises as
         `create_materialized_view`."""
-        request = CreateView(
-            self._exchange.number(), name, sql, replace=replace, comment=comment, plain=True
-        )
-        await self._change(request)
-
-    async def alter(
-        self,
-        name: str,
-        *,
-        rename: str | None = None,
-        refresh_policy: str | None = None,
-        target_lag_ms: int | None = None,
-        retain_history_ms: int | None = None,
-        comment: str | None = None,
-        column: str = "",
-        add_columns: Sequence[TableColumn] = (),
-        column_comments: Mapping[str, str] | None = None,
-        column_defaults: ColumnDefaults | None = None,
-    ) -> None:
-        """Change an object's definition; what is None stays. `comment` is of the object, or of
-        `column` (empty: none); `retain_history_ms` 0 is the service's default; `add_columns` gives
-        a table further columns, with these comments; `column_defaults` are those of these columns
-        from now on (without a text: dropped). Raises `UnknownObject`, `ObjectExists`, `ObjectInUse`
-        (a query names the object), `QueryRejected`, `InvalidUsage`."""
-        request = AlterObject(
-            self._exchange.number(),
-            name,
-            rename,
-            refresh_policy,
-            target_lag_ms,
-            retain_history_ms,
-            comment,
-            column,
-            add_columns=tuple(add_columns),
-            column_comments=dict(column_comments or {}),
-            column_defaults=dict(column_defaults or {}),
-        )
-        await self._change(request)
+        await self.submit(CreateView(0, name, sql, replace=replace, comment=comment, plain=True))
 
     def create_view(
         self, name: str, sql: str, *, conf: Mapping[str, str] | None = None, **options: Any
@@ -374,12 +314,12 @@ class Client(ClientSources, ClientRoles):
     async def create_index(self, name: str, on: str, key: Sequence[str]) -> None:
         """Keep a table or view arranged by these columns, for peeks by key. Raises `UnknownObject`,
         `ObjectExists`, `InvalidUsage`."""
-        await self._change(CreateIndex(self._exchange.number(), name, on, tuple(key)))
+        await self.submit(CreateIndex(0, name, on, tuple(key)))
 
     async def drop(self, name: str, *, cascade: bool = False) -> str:
         """Drop a table, view or index, with `cascade` and all that depends on it, at once; return a
         line for each of those. Raises `UnknownObject`, `ObjectInUse`."""
-        return await self._change(DropObject(self._exchange.number(), name, cascade=cascade))
+        return await self.submit(DropObject(0, name, cascade))
 
     async def status(self) -> StatusReport:
         """Return all objects: frontiers, lag, state and step times."""
@@ -409,8 +349,9 @@ class Client(ClientSources, ClientRoles):
     async def explain_query(
         self, sql: str, *, spark_conf: Mapping[str, str] | None = None, refresh_policy: str = "auto"
     ) -> str:
-        """Return the plan by which a view of this query would be maintained. Nothing is created.
-        Raises as `create_materialized_view`."""
+        """Return the plan by which a view of this query would be maintained; with the policy "none"
+        the way in which its rows would be read now. Nothing is created. Raises as
+        `create_materialized_view`."""
         number = self._exchange.number()
         request = ExplainQuery(number, sql, dict(spark_conf or {}), refresh_policy)
         return (await self._exchange.ask(request, RequestDone)).text
@@ -420,6 +361,21 @@ class Client(ClientSources, ClientRoles):
         `QueryRejected`, `UnknownObject`, and `InvalidUsage` for a setting that is not permitted."""
         request = DescribeQuery(self._exchange.number(), sql, dict(spark_conf))
         return (await self._exchange.ask(request, QueryDescribed)).schema
+
+    # -- roles and sessions --------------------------------------------------------------------
+
+    async def roles(self) -> RolesReport:
+        """Return all roles, with their rights."""
+        return await self._exchange.ask(ListRoles(self._exchange.number()), RolesReport)
+
+    async def check_right(self, right: str, name: str) -> None:
+        """Raise `AccessDenied` unless this connection has a right on an object now."""
+        await self._done(CheckRight(self._exchange.number(), right, name))
+
+    async def end_session(self, number: int, *, cancel: bool = False) -> None:
+        """End a session of any door, by its number in ``penstock.sessions``; with `cancel` only
+        what it runs. Raises `UnknownObject`, `AccessDenied`."""
+        await self._done(SignalSession(self._exchange.number(), number, not cancel))
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -489,11 +445,8 @@ class Client(ClientSources, ClientRoles):
         `ReadBelowSince`, `ReadTooFarAhead`, `ViewInError`, `UnknownObject`, `InvalidUsage`.
         """
         spec = ReadSpec.of(name, key, where, columns, order_by, limit, offset)
-        number = self._exchange.number()
-        with root(CLIENT_REQUEST, number, name) as opened:
-            request = spec.read(number, name, as_of, deadline_ms)
-            slot = await self._exchange.open(request, make_request_context(opened))
-            tables = await collect_answers(self._exchange, number, slot, spec)
+        async with contextlib.aclosing(self._pieces(name, as_of, spec, deadline_ms)) as pieces:
+            tables = [piece async for piece in pieces]
         return expand(tables[0] if len(tables) == 1 else pa.concat_tables(tables))
 
     async def peek_batches(
@@ -557,7 +510,10 @@ class Client(ClientSources, ClientRoles):
                 if rows is not None:
                     yield rows
         finally:
-            await close_read(self._exchange, number, gathering)
+            self._exchange.close(number)
+            # Answers are still to come.
+            if not gathering.ended and self._exchange.lost is None:
+                await self._exchange.cancel(number)
         rest = gathering.rest()
         if rest is not None:
             yield rest
@@ -697,12 +653,6 @@ class Client(ClientSources, ClientRoles):
             progress is not None,
         )
         return await await_copy_to(self._exchange, request, progress)
-
-    async def _change(
-        self, statement: CreateTable | CreateView | AlterObject | CreateIndex | DropObject
-    ) -> str:
-        with root(CLIENT_REQUEST, statement.request, statement.name) as opened:
-            return await self._done(statement, make_request_context(opened))
 
     async def _done(self, request: Request, traceparent: str | None = None) -> str:
         return (await self._exchange.ask(request, RequestDone, traceparent)).text

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import msgspec
 
 from actors.doors.client.answers import CopiedRows, CopyFormat, await_copy_from
 from actors.doors.client.requests import RequestExchange
-from actors.model.plan.schema import TableColumn
 from actors.model.protocol.api import (
     AlterSource,
     CopyFromFiles,
@@ -36,15 +35,11 @@ from actors.model.protocol.api import (
     SourceReport,
     SourceStatus,
     SourceTable,
-    Traced,
 )
-from actors.runtime.errors import InvalidUsage
-from actors.runtime.spans import make_request_context, root
-from actors.runtime.telemetry import CLIENT_REQUEST
+from actors.model.protocol.connector_options import source_configuration
 
 Tables: TypeAlias = Mapping[str, str] | Sequence[str | SourceTable]
 """External tables: a mapping to their names in this service, or a list that keeps the names."""
-_NOT_NULL: Final = " not null"
 
 
 class ClientSources:
@@ -70,28 +65,22 @@ class ClientSources:
         (with the remedy in the external system), `ObjectExists`, `SourceUnreachable` as
         `PenstockError`.
         """
-        kind, encoded = _encoded(config)
-        request = CreateSource(
-            self._exchange.number(),
-            name,
-            kind,
-            encoded,
-            None if tables is None else _tables(tables),
-            retain_history_ms,
-        )
-        return await self._carry_out(request)
+        kind, encoded = source_configuration(config)
+        wanted = None if tables is None else _tables(tables)
+        statement = CreateSource(0, name, kind, encoded, wanted, retain_history_ms)
+        return await self._exchange.submit(statement)
 
     async def alter_source(self, name: str, add: Tables) -> None:
         """Add tables to a source, which goes on meanwhile. Raises as `create_source`; `drop`
         removes a table."""
-        await self._carry_out(AlterSource(self._exchange.number(), name, _tables(add)))
+        await self._exchange.submit(AlterSource(0, name, _tables(add)))
 
     async def drop_source(self, name: str, *, cascade: bool = False) -> str:
         """Drop a source with its tables, with `cascade` and all that depends on them; return a line
-        for each of those. Its external
-        resource (a replication slot) is removed as soon as the external system can be reached;
-        until then `sources` lists it as dropped. Raises `UnknownObject`, `ObjectInUse`."""
-        return await self._carry_out(DropSource(self._exchange.number(), name, cascade=cascade))
+        for each of those. Its external resource (a replication slot) is removed as soon as the
+        external system can be reached; until then `sources` lists it as dropped. Raises
+        `UnknownObject`, `ObjectInUse`."""
+        return await self._exchange.submit(DropSource(0, name, cascade))
 
     async def forget_source(self, name: str) -> str:
         """Give up the external resources of dropped sources of that name, and return their names.
@@ -110,11 +99,11 @@ class ClientSources:
         """Create a sink that writes the table or view `on` to an external system, and its changes
         as they come. Raises `InvalidUsage`, `ObjectExists`, `UnknownObject`."""
         encoded = json.dumps(dict(options or {})).encode()
-        await self._carry_out(CreateSink(self._exchange.number(), name, on, kind, encoded))
+        await self._exchange.submit(CreateSink(0, name, on, kind, encoded))
 
     async def drop_sink(self, name: str) -> None:
         """Drop a sink; the data that it has written stay. Raises `UnknownObject`."""
-        await self._carry_out(DropSink(self._exchange.number(), name))
+        await self._exchange.submit(DropSink(0, name))
 
     async def sinks(self) -> tuple[SourceStatus, ...]:
         """Return all sinks: health and statistics; `upper` is the frontier that is durable
@@ -163,50 +152,6 @@ class ClientSources:
             progress is not None,
         )
         return await await_copy_from(self._exchange, request, progress)
-
-    async def _carry_out(self, statement: Traced) -> str:
-        name = getattr(statement, "name", "")
-        with root(CLIENT_REQUEST, statement.request, name) as opened:
-            context = make_request_context(opened)
-            return (await self._exchange.ask(statement, RequestDone, context)).text
-
-
-def _encoded(config: Mapping[str, Any] | msgspec.Struct) -> tuple[str, bytes]:
-    """Return the kind and the JSON of a configuration. Raises `InvalidUsage`."""
-    if isinstance(config, msgspec.Struct):
-        return str(config.__struct_config__.tag), msgspec.json.encode(config)
-    given = dict(config)
-    # Both spellings are accepted: the configuration's Struct has its kind as ``type``.
-    kind = given.pop("kind", given.pop("type", None))
-    if not isinstance(kind, str):
-        raise InvalidUsage("a source's configuration names its kind: {'kind': 'postgres', …}")
-    if "columns" in given:
-        given["columns"] = _columns("columns", given["columns"])
-    if isinstance(given.get("tables"), dict):
-        given["tables"] = {
-            name: _columns(f"tables: {name}", each) for name, each in given["tables"].items()
-        }
-    try:
-        return kind, msgspec.json.encode({"type": kind, **given})
-    except (TypeError, ValueError) as error:
-        raise InvalidUsage(f"configuration of a source of kind {kind}: {error}") from None
-
-
-def _columns(where: str, given: Any) -> Any:
-    """Return a configuration's columns from a mapping such as `create_table` takes."""
-    if not isinstance(given, dict):
-        return given
-    return [_column(f"{where}: {name}", name, type_) for name, type_ in given.items()]
-
-
-def _column(where: str, name: str, type_: Any) -> TableColumn:
-    if not isinstance(type_, str):
-        raise InvalidUsage(f"{where}: its type is a text, as 'bigint', not {type_!r}")
-    text = type_.strip()
-    bare = len(text) - len(_NOT_NULL)
-    if text.lower().endswith(_NOT_NULL):
-        return TableColumn(name, text[:bare].strip(), nullable=False)
-    return TableColumn(name, text)
 
 
 def _tables(given: Tables) -> tuple[SourceTable, ...]:

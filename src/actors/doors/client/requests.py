@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import anyio
+import msgspec
 
 from actors.model.protocol.api import (
+    CatalogStatement,
     CopyTo,
     CreateView,
     DescribeQuery,
@@ -29,13 +31,14 @@ from actors.model.protocol.api import (
     ReadObject,
     ReadStatus,
     Request,
+    RequestDone,
     RequestFailed,
     RunQuery,
     SubscribeChanges,
     SubscribeObject,
     WaitFor,
 )
-from actors.model.protocol.role_messages import CheckRight, ListRoles
+from actors.model.protocol.role_messages import CheckRight, ListRoles, RoleStatement
 from actors.runtime.errors import (
     ConnectionBroken,
     PenstockError,
@@ -46,7 +49,8 @@ from actors.runtime.errors import (
     to_wire,
 )
 from actors.runtime.settings import Settings
-from actors.runtime.telemetry import split_context, with_context
+from actors.runtime.spans import make_request_context, root
+from actors.runtime.telemetry import CLIENT_REQUEST, split_context, with_context
 
 if TYPE_CHECKING:
     from actors.control.access.open_sessions import OpenSession, ReadObjects
@@ -156,6 +160,16 @@ class RequestExchange:
                 f"the service answered {type(request).__name__} with {type(answer).__name__}"
             )
         return answer
+
+    async def submit(self, statement: CatalogStatement | RoleStatement) -> str:
+        """Send a statement, which gets the next number, and return its notices, a line each."""
+        number = self.number()
+        request = msgspec.structs.replace(statement, request=number)
+        if not isinstance(request, CatalogStatement):
+            return (await self.ask(request, RequestDone)).text
+        with root(CLIENT_REQUEST, number, request.name) as opened:
+            context = make_request_context(opened)
+            return (await self.ask(request, RequestDone, context)).text
 
     async def open(self, request: Request, traceparent: str | None = None) -> RequestSlot:
         """Send a request, in that trace context, and return its slot; answers come by

@@ -25,8 +25,6 @@ import anyio
 import anyio.to_thread
 import typer
 
-from actors.doors.commands import connectors as conduits
-from actors.doors.commands import ddl as statements
 from actors.doors.commands import shards
 from actors.doors.commands import wal_commands as timelines
 from actors.doors.commands.backup import backup, restore
@@ -42,7 +40,7 @@ from actors.doors.commands.console import (
     run_loop,
     set_up_logging,
 )
-from actors.doors.commands.copy_from import copy_from
+from actors.doors.commands.copy_from import copy_from, insert
 from actors.doors.commands.copy_to import copy_to, subscribe
 from actors.doors.commands.examples import add_examples
 from actors.doors.commands.inspect import (
@@ -53,6 +51,7 @@ from actors.doors.commands.inspect import (
     relations,
     replicas,
     sessions,
+    source,
     status,
     trace,
     tracing,
@@ -408,13 +407,8 @@ app.command("copy-from")(copy_from)
 app.command()(backup)
 app.command()(restore)
 app.command()(subscribe)
-for _command in (statements.insert, statements.drop):
-    app.command()(_command)
-app.add_typer(statements.table, name="table")
-app.add_typer(statements.view, name="view")
-app.add_typer(statements.index, name="index")
-app.add_typer(conduits.source, name="source")
-app.add_typer(conduits.sink, name="sink")
+app.command()(insert)
+app.add_typer(source, name="source")
 app.add_typer(shards.shard, name="shard")
 timelines.wal.command()(push)
 timelines.wal.command()(relay)

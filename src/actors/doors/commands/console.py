@@ -112,7 +112,7 @@ def command_with_options(
 def service_command(command: Callable[..., None]) -> Callable[..., None]:
     """Make `target`, the command's first parameter, from the options ``--connect``,
     ``--tls-certificate``, ``--tls-key``, ``--tls-authority``, ``--token-file`` and ``--identity``,
-    or from the environment (``PENSTOCK_TLS_KEY``)."""
+    or from the environment (``PENSTOCK_TLS_KEY``). Only warnings are logged."""
 
     def options(
         connect: Connect = DEFAULT_ADDRESS,
@@ -129,6 +129,7 @@ def service_command(command: Callable[..., None]) -> Callable[..., None]:
             "token_file": token_file,
             "identity": identity,
         }
+        set_up_logging("warning")
         return ServiceTarget(connect, load(flags=flags))
 
     made: Callable[..., None] = command_with_options("target", options)(command)
@@ -214,15 +215,10 @@ def run_loop(body: Callable[[], Coroutine[Any, Any, R]]) -> R:
     return anyio.run(body, backend="asyncio", backend_options={"use_uvloop": True})
 
 
-# ASCII digits alone: `int` takes many more, and `²` is a digit that it refuses.
-_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]+")
-
-
 def parse_settings(given: list[str]) -> dict[str, Any]:
     """Return ``name=value`` pairs as flags. Raises `BadSettings` for a malformed pair.
 
-    `settings.load` makes values of the texts; ``spark_conf.KEY=VALUE`` adds to `spark_conf`, and
-    ``kernel_limits.NAME=VALUE`` to `kernel_limits`.
+    `settings.load` makes values of the texts; ``spark_conf.KEY=VALUE`` adds to `spark_conf`.
     """
     flags: dict[str, Any] = {}
     for pair in given:
@@ -231,10 +227,6 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
             raise BadSettings(f"--set {pair}: write it as name=value")
         if name.startswith("spark_conf."):
             flags.setdefault("spark_conf", {})[name.removeprefix("spark_conf.")] = value
-            continue
-        if name.startswith("kernel_limits."):
-            number = int(value) if _WHOLE_NUMBER.fullmatch(value) else value
-            flags.setdefault("kernel_limits", {})[name.removeprefix("kernel_limits.")] = number
         else:
             flags[name] = value
     return flags

@@ -1,31 +1,38 @@
-"""Commands that copy data into a running service, once."""
+"""Commands that put rows into a running service, once: from files, or from JSON lines."""
 
 from __future__ import annotations
 
 import json
 import sys
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
+import msgspec
 import typer
 
-from actors.doors.commands.console import (
-    ServiceTarget,
-    run_loop,
-    service_command,
-    set_up_logging,
-)
-from actors.runtime.errors import BadSettings
+from actors.doors.commands.console import ServiceTarget, service_command, with_client
+from actors.runtime.errors import BadSettings, InvalidUsage, PenstockError, UnknownObject
 from actors.runtime.kernel import SystemClock
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+    from typing import Any, BinaryIO
+
+    import pyarrow as pa
+
     from actors.doors.client.answers import CopiedRows, CopyFormat
     from actors.doors.client.client import Client
+    from actors.model.plan.schema import TableSchema
     from actors.model.protocol.api import CopyFromProgress
 
 FORMATS: Final = ("parquet", "csv", "json")
 LINE_MS: Final = 2_000
 """Minimal interval of progress lines if stderr is no terminal."""
 MIB: Final = 1 << 20
+STDIN: Final = Path("-")
+ROWS_AT_ONCE: Final = 10_000
+LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 @service_command
@@ -64,7 +71,6 @@ def copy_from(
     status 2 when nothing was copied, or when it is open whether it was: then ask again with the
     same --uuid.
     """
-    set_up_logging("warning")
     if kind not in FORMATS:
         raise BadSettings(f"--format {kind}: must be one of {', '.join(FORMATS)}")
     chosen: CopyFormat = kind  # type: ignore[assignment]
@@ -84,15 +90,8 @@ def copy_from(
             progress=None if shown is None else shown.show,
         )
 
-    async def run() -> CopiedRows:
-        # Imported here: `--help` and bad options need no Arrow.
-        from actors.doors.client.client import Client
-
-        async with await Client.connect(target.address, settings=target.settings) as client:
-            return await copy(client)
-
     try:
-        done = run_loop(run)
+        done = with_client(target, copy)
     # The line that is written over must be ended before an error is printed.
     finally:
         if shown is not None:
@@ -151,3 +150,101 @@ def _pair(text: str) -> tuple[str, str]:
     if not key or not equals:
         raise BadSettings(f"--option {text!r}: must be KEY=VALUE")
     return key, value
+
+
+@service_command
+def insert(
+    target: ServiceTarget,
+    name: Annotated[str, typer.Argument(help="The table's name.")],
+    file: Annotated[
+        Path, typer.Argument(help="Of JSON objects, a line each; - or nothing: stdin.")
+    ] = STDIN,
+) -> None:
+    """Inserts rows, given as JSON objects, a line each, as `peek --json` and copies write them.
+
+    Dates and times are ISO 8601, binary is base64, "NaN" a float, a map an object. Every 10,000
+    lines are one write, all or none. When one fails, those before it stay.
+    """
+    if file == STDIN:
+        rows, time = with_client(target, lambda client: _insert(client, name, sys.stdin.buffer))
+    else:
+        try:
+            opened = file.open("rb")
+        except OSError as error:
+            raise BadSettings(f"{file} cannot be read: {error.strerror}") from None
+        with opened:
+            rows, time = with_client(target, lambda client: _insert(client, name, opened))
+    print(f"{rows} rows are in {name}" + (f" at {time}" if rows else ""))
+
+
+async def _insert(client: Client, name: str, lines: BinaryIO) -> tuple[int, int]:
+    done = time = 0
+    objects = {found.name.lower(): found for found in (await client.status()).objects}
+    table = objects.get(name.lower())
+    if table is None or table.schema is None:
+        raise UnknownObject(f"there is no table {name}")
+    try:
+        for rows in read_rows(lines, table.schema, table.column_defaults.keys()):
+            time = await client.insert(name, rows)
+            done += len(rows)
+    except PenstockError as error:
+        if done:
+            print(f"penstock: the first {done} rows are in {name}", file=sys.stderr)
+        raise error
+    return done, time
+
+
+def read_rows(
+    lines: BinaryIO, schema: TableSchema, defaults: Collection[str] = ()
+) -> Iterator[pa.Table | list[dict[str, Any]]]:
+    """Yield the rows of the lines, `ROWS_AT_ONCE` at a time; without the columns of `defaults` that
+    a line leaves out. Raises `InvalidUsage` with the number of a line that is no row of the
+    table."""
+    from actors.connectors.sources.json_rows import RowMisfit, RowsOfTable
+    from actors.model.plan.schema import DIFF
+
+    columns = (
+        msgspec.structs.replace(each, nullable=True) if each.name in defaults else each
+        for each in schema.columns
+    )
+    schema = msgspec.structs.replace(schema, columns=tuple(columns))
+    rows = RowsOfTable(schema, schema, skips=False, naive=True)
+    numbers: list[int] = []
+    left_out: list[frozenset[str]] = []
+    for number in count(1):
+        # Bounded: a file without line ends must not be read into memory whole.
+        line = lines.readline(LINE_BYTES_MAX + 1)
+        if len(line) > LINE_BYTES_MAX:
+            raise InvalidUsage(f"line {number} is longer than {LINE_BYTES_MAX} bytes")
+        if line.strip():
+            try:
+                rows.add(line, 1)
+            except RowMisfit as error:
+                raise _no_row(number, error) from None
+            numbers.append(number)
+            # Only then the names are read a second time.
+            if defaults:
+                left_out.append(frozenset(defaults).difference(msgspec.json.decode(line)))
+        if numbers and (not line or len(rows) == ROWS_AT_ONCE):
+            try:
+                made = rows.updates().drop_columns([DIFF])
+                yield _without(made, left_out) if any(left_out) else made
+            except RowMisfit as error:
+                raise _no_row(numbers[error.row or 0], error) from None
+            rows.clear()
+            numbers.clear()
+            left_out.clear()
+        if not line:
+            return
+
+
+def _without(rows: pa.Table, left_out: Sequence[frozenset[str]]) -> list[dict[str, Any]]:
+    """Return rows without the columns that each leaves out."""
+    return [
+        {name: value for name, value in row.items() if name not in names}
+        for row, names in zip(rows.to_pylist(), left_out, strict=True)
+    ]
+
+
+def _no_row(number: int, error: Exception) -> InvalidUsage:
+    return InvalidUsage(f"line {number} is no row of the table: {error}")

@@ -19,13 +19,13 @@ from actors.doors.commands.console import (
     ServiceTarget,
     run_loop,
     service_command,
-    set_up_logging,
+    with_client,
 )
 from actors.runtime.errors import BadSettings
 from actors.runtime.progress import EMPTY
 
 if TYPE_CHECKING:
-    from actors.doors.client.answers import CopiedTo, CopyFormat
+    from actors.doors.client.answers import CopyFormat
     from actors.doors.client.client import ChangeBatch, Client
     from actors.model.protocol.api import CopyProgressed
 
@@ -60,49 +60,33 @@ def copy_to(
     The files are written by the service, below its copy_dir or in one of its copy_buckets. Without
     a manifest a place holds no copy. An interrupt drops the copy.
     """
-    set_up_logging("warning")
     if kind not in FORMATS:
         raise BadSettings(f"--format {kind}: must be one of {', '.join(FORMATS)}")
     chosen: CopyFormat = kind  # type: ignore[assignment]
     deadline_ms = None if deadline is None else round(deadline * 1000)
-    done = run_loop(
-        lambda: _copy(target, name, destination, chosen, as_of, file_bytes, overwrite, deadline_ms)
-    )
+    shown = sys.stderr.isatty()
+    try:
+        done = with_client(
+            target,
+            lambda client: client.copy_to(
+                name,
+                destination,
+                as_of=as_of,
+                format=chosen,
+                file_bytes_max=file_bytes,
+                overwrite=overwrite,
+                deadline_ms=deadline_ms,
+                progress=_show if shown else None,
+            ),
+        )
+    finally:
+        if shown:
+            print(file=sys.stderr)
     if as_json:
         found = {field: getattr(done, field) for field in done.__struct_fields__}
         print(json.dumps(found))
     else:
         print(f"{done.rows} rows at {done.as_of} in {done.files} files: {done.manifest}")
-
-
-async def _copy(
-    target: ServiceTarget,
-    name: str,
-    destination: str,
-    kind: CopyFormat,
-    as_of: int | None,
-    file_bytes: int,
-    overwrite: bool,
-    deadline_ms: int | None,
-) -> CopiedTo:
-    from actors.doors.client.client import Client
-
-    shown = sys.stderr.isatty()
-    try:
-        async with await Client.connect(target.address, settings=target.settings) as client:
-            return await client.copy_to(
-                name,
-                destination,
-                as_of=as_of,
-                format=kind,
-                file_bytes_max=file_bytes,
-                overwrite=overwrite,
-                deadline_ms=deadline_ms,
-                progress=_show if shown else None,
-            )
-    finally:
-        if shown:
-            print(file=sys.stderr)
 
 
 def _show(progress: CopyProgressed) -> None:
@@ -146,7 +130,6 @@ def subscribe(
     Each row has its time, and how often it came (or, below zero, went). At the end the frontier
     to resume from is told on stderr: `--resume` goes on there, without gap or repeat.
     """
-    set_up_logging("warning")
     given: dict[str, Any] = {
         "from_": resume,
         "as_of": as_of,

@@ -31,12 +31,7 @@ EXAMPLES: Final[dict[str, tuple[str, str]]] = {
         "penstock copy-to late s3://exports/late --format parquet --overwrite",
     ),
     "demo": ("penstock demo", "penstock demo --speed 600 --days 3 --plain"),
-    "drop": ("penstock drop late", "penstock drop flights --connect 127.0.0.1:6875"),
     "explain": ("penstock explain late", "penstock explain late --connect 127.0.0.1:6875"),
-    "index create": (
-        "penstock index create late_by_carrier late carrier",
-        "penstock index create by_day flights carrier day",
-    ),
     "insert": (
         "penstock insert flights flights.jsonl",
         "penstock insert flights < flights.jsonl",
@@ -89,51 +84,22 @@ EXAMPLES: Final[dict[str, tuple[str, str]]] = {
         "penstock shard verify flights late --state-dir /var/lib/penstock --json",
     ),
     "simulate": ("penstock simulate --seed 7", "penstock simulate --sources"),
-    "sink create": (
-        "penstock sink create late_files late parquet --option folder=late",
-        "penstock sink create late_now late delta --option folder=late --option mode=current",
-    ),
-    "sink drop": (
-        "penstock sink drop late_files",
-        "penstock sink drop late_files --connect 127.0.0.1:6875",
-    ),
-    "sink list": ("penstock sink list", "penstock sink list --json"),
-    "source alter": (
-        "penstock source alter shop --add public.orders",
-        "penstock source alter shop --add public.orders=orders --add public.items",
-    ),
-    "source create": (
-        "penstock source create numbers counter --option rate=10",
-        "penstock source create shop postgres --option host=db --option database=shop "
-        "--option password_file=shop --table public.orders=orders",
-    ),
-    "source drop": (
-        "penstock source drop shop",
-        "penstock source drop shop --connect 127.0.0.1:6875",
-    ),
     "source forget": (
         "penstock source forget shop",
         "penstock source forget shop --connect 127.0.0.1:6875",
     ),
-    "source list": ("penstock source list", "penstock source list --json"),
-    "sql": ("penstock sql", "penstock sql -c 'SHOW TABLES'"),
+    "sql": (
+        "penstock sql",
+        "penstock sql -c 'CREATE MATERIALIZED VIEW late AS SELECT * FROM flights WHERE delay > 15'",
+    ),
     "status": ("penstock status", "penstock status --watch 5"),
     "subscribe": (
         "penstock subscribe late",
         "penstock subscribe late --resume 1700000000000 --progress --json",
     ),
-    "table create": (
-        "penstock table create flights 'id bigint' 'carrier string' --key id",
-        "penstock table create events 'at timestamp' --retain-history-ms 3600000",
-    ),
     "trace": ("penstock trace traces.jsonl", "penstock trace traces.jsonl --search commit"),
     "tracing": ("penstock tracing", "penstock tracing --ratio 0.1"),
     "version": ("penstock version", "penstock --version"),
-    "view create": (
-        "penstock view create late 'SELECT * FROM flights WHERE delay > 15'",
-        "penstock view create sums 'SELECT carrier, sum(delay) AS d FROM flights GROUP BY carrier' "
-        "--target-lag-ms 5000",
-    ),
     "wal inspect": (
         "penstock wal inspect /var/lib/penstock-wal/000000010000000000000001.partial",
         f"penstock wal inspect 000000010000000000000001 --blob-url s3://logs {_TIMELINE}",

@@ -1,4 +1,4 @@
-"""Commands that show a running service, or its recorded traces."""
+"""Commands that show a running service and change how it runs, or show its recorded traces."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from actors.doors.commands.console import (
     run_loop,
     service_command,
     set_up_logging,
+    with_client,
 )
 from actors.runtime.errors import InvalidUsage
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import pyarrow as pa
+
+    from actors.doors.client.client import Client
     from actors.model.plan.schema import TableSchema
-    from actors.model.protocol.api import TracingReport
 
 
 @service_command
@@ -38,18 +43,24 @@ def status(
     With --watch also what the service does now: connections, reads, steps a second, parts in
     flight, reconciliations, errors. On a terminal in place, else block after block.
     """
-    set_up_logging("warning")
     from actors.doors.commands.status import object_lines
 
     if watch:
         run_loop(lambda: _watch(target, seconds))
         return
-    report = run_loop(lambda: _status(target))
+    report = _builtins(with_client(target, lambda client: client.status()))
     if as_json:
         print(json.dumps(report, indent=2))
         return
     for line in object_lines(report["objects"]):
         print(line)
+
+
+def _builtins(found: Any) -> Any:
+    """Return messages as dictionaries and lists."""
+    import msgspec
+
+    return msgspec.to_builtins(found)
 
 
 async def _watch(target: ServiceTarget, seconds: float) -> None:
@@ -61,16 +72,6 @@ async def _watch(target: ServiceTarget, seconds: float) -> None:
     await watch(
         lambda: Client.connect(target.address, settings=target.settings), seconds, Console()
     )
-
-
-async def _status(target: ServiceTarget) -> dict[str, Any]:
-    import msgspec
-
-    from actors.doors.client.client import Client
-
-    async with await Client.connect(target.address, settings=target.settings) as client:
-        report: dict[str, Any] = msgspec.to_builtins(await client.status())
-        return report
 
 
 LISTED: Final = "penstock"
@@ -107,39 +108,35 @@ def peek(
     What the service tells of itself is read in the same way: `penstock relations` lists what
     there is, and so does `penstock peek penstock`.
     """
-    set_up_logging("warning")
     options: dict[str, Any] = {
         "columns": [part.strip() for part in columns.split(",")] if columns else None,
         "order_by": [part for part in order_by.split(",") if part.strip()],
         "limit": limit,
         "offset": offset,
     }
-    run_loop(lambda: _peek(target, name, as_of, conditions or [], options, as_json))
+    with_client(
+        target, lambda client: _peek(client, name, as_of, conditions or [], options, as_json)
+    )
 
 
 async def _peek(
-    target: ServiceTarget,
+    client: Client,
     name: str,
     as_of: int | None,
     conditions: list[str],
     options: dict[str, Any],
     as_json: bool,
 ) -> None:
-    from actors.doors.client.client import Client
     from actors.model.protocol.relations import PREFIX, is_relation, relation_of
 
-    async with await Client.connect(target.address, settings=target.settings) as client:
-        # Only a condition needs a schema, for the type of its value.
-        objects = (await client.status()).objects if conditions or name == LISTED else ()
-        known = {found.name.lower(): found.schema for found in objects}
-        if name == LISTED and LISTED not in known:
-            name = f"{PREFIX}relations"
-        schema = relation_of(name).schema if is_relation(name) else known.get(name.lower())
-        where: list[Any] = [parse_condition(text, schema) for text in conditions]
-        first = True
-        async for table in client.peek_batches(name, as_of, where=where, **options):
-            _print_rows(table, as_json, headed=first)
-            first = False
+    # Only a condition needs a schema, for the type of its value.
+    objects = (await client.status()).objects if conditions or name == LISTED else ()
+    known = {found.name.lower(): found.schema for found in objects}
+    if name == LISTED and LISTED not in known:
+        name = f"{PREFIX}relations"
+    schema = relation_of(name).schema if is_relation(name) else known.get(name.lower())
+    where: list[Any] = [parse_condition(text, schema) for text in conditions]
+    await _print_batches(client.peek_batches(name, as_of, where=where, **options), as_json)
 
 
 def parse_condition(text: str, schema: TableSchema | None) -> tuple[Any, ...]:
@@ -173,9 +170,10 @@ def parse_condition(text: str, schema: TableSchema | None) -> tuple[Any, ...]:
 @service_command
 def relations(target: ServiceTarget) -> None:
     """Lists the relations of a running service about itself, to be read with `penstock peek`."""
-    set_up_logging("warning")
     options: dict[str, Any] = {"columns": ["name", "kept_by", "text"]}
-    run_loop(lambda: _peek(target, "penstock.relations", None, [], options, as_json=False))
+    with_client(
+        target, lambda client: _peek(client, "penstock.relations", None, [], options, as_json=False)
+    )
 
 
 @service_command
@@ -187,8 +185,7 @@ def actors(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Shows every live actor of a running service: what it does, what waits, how busy it is."""
-    set_up_logging("warning")
-    rows = run_loop(lambda: _actors(target, interval))
+    rows = with_client(target, lambda client: _actors(client, interval))
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -202,18 +199,14 @@ def actors(
         )
 
 
-async def _actors(target: ServiceTarget, interval: float) -> list[dict[str, Any]]:
+async def _actors(client: Client, interval: float) -> list[dict[str, Any]]:
     """Return the actors with rates between two reports; an actor started between them is measured
     since its start."""
     import anyio
-    import msgspec
 
-    from actors.doors.client.client import Client
-
-    async with await Client.connect(target.address, settings=target.settings) as client:
-        first = await client.actors()
-        await anyio.sleep(interval)
-        second = await client.actors()
+    first = await client.actors()
+    await anyio.sleep(interval)
+    second = await client.actors()
     before = {found.path: found for found in first.actors}
     ms = max(1e-3, second.monotonic_ms - first.monotonic_ms)
     rows = []
@@ -222,7 +215,7 @@ async def _actors(target: ServiceTarget, interval: float) -> list[dict[str, Any]
         messages = found.received - (old.received if old else 0)
         busy = found.busy_ms - (old.busy_ms if old else 0.0)
         rates = {"messages_per_second": messages * 1000 / ms, "busy_share": busy / ms}
-        rows.append(msgspec.to_builtins(found) | rates)
+        rows.append(_builtins(found) | rates)
     return rows
 
 
@@ -234,8 +227,8 @@ def replicas(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Shows the replicas of a running service; adds or drops one, for good."""
-    set_up_logging("warning")
-    found = run_loop(lambda: _replicas(target, add, drop))
+    report = with_client(target, lambda client: client.replicas(add=add, drop=drop))
+    found = _builtins(report.replicas)
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -248,17 +241,6 @@ def replicas(
         )
 
 
-async def _replicas(target: ServiceTarget, add: str, drop: str) -> list[dict[str, Any]]:
-    import msgspec
-
-    from actors.doors.client.client import Client
-
-    async with await Client.connect(target.address, settings=target.settings) as client:
-        report = await client.replicas(add=add, drop=drop)
-        found: list[dict[str, Any]] = msgspec.to_builtins(report.replicas)
-        return found
-
-
 @service_command
 def sessions(
     target: ServiceTarget,
@@ -267,8 +249,7 @@ def sessions(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Shows the sessions that clients have open at any door; ends one, or cancels what it runs."""
-    set_up_logging("warning")
-    found = run_loop(lambda: _sessions(target, end, cancel))
+    found = with_client(target, lambda client: _sessions(client, end, cancel))
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -280,17 +261,27 @@ def sessions(
         )
 
 
-async def _sessions(target: ServiceTarget, end: int, cancel: int) -> list[dict[str, Any]]:
-    from actors.doors.client.client import Client
+async def _sessions(client: Client, end: int, cancel: int) -> list[dict[str, Any]]:
+    if cancel:
+        await client.end_session(cancel, cancel=True)
+    if end:
+        await client.end_session(end)
+    rows = await client.peek("penstock.sessions", order_by=["number"])
+    found: list[dict[str, Any]] = rows.to_pylist()
+    return found
 
-    async with await Client.connect(target.address, settings=target.settings) as client:
-        if cancel:
-            await client.end_session(cancel, cancel=True)
-        if end:
-            await client.end_session(end)
-        rows = await client.peek("penstock.sessions", order_by=["number"])
-        found: list[dict[str, Any]] = rows.to_pylist()
-        return found
+
+source = typer.Typer(help="Sources: what a dropped one has left outside.", no_args_is_help=True)
+
+
+@source.command("forget")
+@service_command
+def forget_source(
+    target: ServiceTarget, name: Annotated[str, typer.Argument(help="The dropped source's name.")]
+) -> None:
+    """Gives up removing what a dropped source has left outside (a replication slot)."""
+    kept = with_client(target, lambda client: client.forget_source(name))
+    print(f"no longer tried: {kept} stays outside until somebody removes it there")
 
 
 @service_command
@@ -301,19 +292,11 @@ def tracing(
     ] = None,
 ) -> None:
     """Shows, or sets, which share of new traces a running service samples."""
-    set_up_logging("warning")
-    report = run_loop(lambda: _tracing(target, ratio))
+    report = with_client(target, lambda client: client.tracing(ratio))
     if report.exporting:
         print(f"of new traces a share of {report.ratio:g} is sampled")
     else:
         print("the service has no exporter of traces")
-
-
-async def _tracing(target: ServiceTarget, ratio: float | None) -> TracingReport:
-    from actors.doors.client.client import Client
-
-    async with await Client.connect(target.address, settings=target.settings) as client:
-        return await client.tracing(ratio)
 
 
 def trace(
@@ -339,15 +322,7 @@ def explain(
     view: Annotated[str, typer.Argument(help="Name of a view.")],
 ) -> None:
     """Shows how a view is maintained: its plan and, where it is recomputed, why."""
-    set_up_logging("warning")
-    print(run_loop(lambda: _explain(view, target)))
-
-
-async def _explain(view: str, target: ServiceTarget) -> str:
-    from actors.doors.client.client import Client
-
-    async with await Client.connect(target.address, settings=target.settings) as client:
-        return await client.explain(view)
+    print(with_client(target, lambda client: client.explain(view)))
 
 
 @service_command
@@ -366,20 +341,20 @@ def query(
 
     A plain read of one object is answered from an index or a shard, everything else by Spark.
     """
-    set_up_logging("warning")
-    run_loop(lambda: _query(target, sql, as_of, deadline_ms, as_json))
+    with_client(
+        target,
+        lambda client: _print_batches(
+            client.query(sql, as_of=as_of, deadline_ms=deadline_ms), as_json
+        ),
+    )
 
 
-async def _query(
-    target: ServiceTarget, sql: str, as_of: int | None, deadline_ms: int | None, as_json: bool
-) -> None:
-    from actors.doors.client.client import Client
-
-    async with await Client.connect(target.address, settings=target.settings) as client:
-        first = True
-        async for batch in client.query(sql, as_of=as_of, deadline_ms=deadline_ms):
-            _print_rows(batch, as_json, headed=first)
-            first = False
+async def _print_batches(batches: AsyncIterator[pa.Table | pa.RecordBatch], as_json: bool) -> None:
+    """Print rows as they come."""
+    first = True
+    async for batch in batches:
+        _print_rows(batch, as_json, headed=first)
+        first = False
 
 
 def _print_rows(rows: Any, as_json: bool, *, headed: bool) -> None:

@@ -1,7 +1,7 @@
 """Commands for the maintenance of shards, beside a running service or without one.
 
-All but `gc` attach to the stores as external processes (`actors.durable.persist.handed`): they are
-safe beside any service that runs there.
+All but `gc` attach to the stores as guests (`actors.durable.persist.guest_leases`): they are safe
+beside any service that runs there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Name = Annotated[str, typer.Argument(help="A shard, or the name of a table or vi
 
 async def _owners(attached: AttachedClient) -> dict[str, str]:
     """Return each shard's object; nothing if the catalog cannot be read."""
-    from actors.durable.persist.verifying import CATALOG, objects_of, owners
+    from actors.durable.persist.catalog_objects import CATALOG, objects_of, owners
 
     try:
         return owners(objects_of(await attached.client.head(CATALOG)))
@@ -56,7 +56,7 @@ async def _found(attached: AttachedClient, name: str) -> str:
     """Return the shard of that id, or else of the table or view of that name. Raises
     `UnknownObject`."""
     from actors.durable.persist.attach import find_shard
-    from actors.durable.persist.verifying import CATALOG, objects_of, shard_of
+    from actors.durable.persist.catalog_objects import CATALOG, objects_of, shard_of
 
     if name in await attached.client.list_shards():
         return name
@@ -253,7 +253,7 @@ def release(
 
 
 async def _waste(attached: AttachedClient, settings: Settings, clock: ActorClock) -> list[Any]:
-    from actors.durable.persist.handed import is_guest
+    from actors.durable.persist.guest_leases import is_guest
     from actors.durable.persist.orphans import list_garbage
 
     # Ordered before the documents are read: see `list_garbage`.

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import anyio
 import typer
 
-from actors.doors.commands.console import ServiceTarget, run_loop, service_command, set_up_logging
+from actors.doors.commands.console import ServiceTarget, run_loop, service_command
 from actors.runtime.errors import BadSettings, InvalidUsage, PenstockError, SqlSyntaxError
 
 if TYPE_CHECKING:
-    from actors.doors.sql_session import SqlSession, StatementResult
+    from actors.doors.sql_session import ParsedStatement, SqlSession, StatementResult
 
 HISTORY: Final = Path("~/.penstock_history").expanduser()
 HISTORY_LINES: Final = 2_000
@@ -57,7 +57,6 @@ def sql(
     ] = None,
 ) -> None:
     """Runs SQL statements, or a shell with history and completion (\\? tells its commands)."""
-    set_up_logging("warning")
     texts = [*(command or ()), *(_read(path) for path in file or ())]
     failed = run_loop(lambda: _run(target, texts))
     if failed:
@@ -77,10 +76,9 @@ async def _run(target: ServiceTarget, texts: Sequence[str]) -> bool:
     """Run the texts, or the shell without any. Return whether a statement failed."""
     from actors.doors.client.client import Client
     from actors.doors.sql_session import SqlSession
-    from actors.engine.sql.tokens import SqlDialect
 
     async with await Client.connect(target.address, settings=target.settings) as client:
-        session = SqlSession(client, target.settings, SqlDialect.SPARK)
+        session = SqlSession(client, target.settings)
         shell = SqlShell(session, target.address)
         try:
             if not texts and not sys.stdin.isatty():
@@ -102,7 +100,7 @@ class SqlShell:
     def __init__(self, session: SqlSession, address: str) -> None:
         self._session = session
         self._address = address
-        self._last = ""
+        self._last: ParsedStatement | None = None
         self._timing = False
         self._expanded = False
 
@@ -111,24 +109,21 @@ class SqlShell:
     async def run(self, text: str) -> bool:
         """Carry out the statements of a text up to the first that fails. Return whether all were
         done."""
-        from actors.engine.sql.grammar import split_statements
-        from actors.engine.sql.tokens import SqlDialect
-
         try:
-            found = split_statements(text, SqlDialect.SPARK)
+            found = self._session.split(text)
         except SqlSyntaxError as error:
             print(f"ERROR: {error}", file=sys.stderr)
             return False
-        for _, each in found:
+        for each in found:
             if not await self._statement(each):
                 return False
         return True
 
-    async def _statement(self, text: str) -> bool:
-        self._last = text
+    async def _statement(self, statement: ParsedStatement) -> bool:
+        self._last = statement
         began = time.perf_counter()
         try:
-            result = await self._session.execute(self._session.parse(text))
+            result = await self._session.execute(statement.statement())
             count = await self._show(result)
         except PenstockError as error:
             print(f"ERROR: {type(error).__name__}: {error}", file=sys.stderr)
@@ -252,7 +247,7 @@ class SqlShell:
 
     async def _watch(self, seconds: float) -> None:
         with contextlib.suppress(KeyboardInterrupt):
-            while await self._statement(self._last):
+            while self._last is not None and await self._statement(self._last):
                 await anyio.sleep(seconds)
 
 

@@ -309,7 +309,7 @@ async def _of_acceptor(
 ) -> list[dict[str, Any]]:
     from actors.wal.dialling import dial, parse_addresses
     from actors.wal.lsn import lsn_text
-    from actors.wal.peers import parse_status
+    from actors.wal.peer_status import parse_status
     from actors.wal.startup import checked_id
 
     checked_id("tenant", tenant)

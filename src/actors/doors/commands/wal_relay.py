@@ -39,7 +39,7 @@ from actors.wal.lsn import lsn_text
 from actors.wal.proposing import LeadingProposer
 
 if TYPE_CHECKING:
-    from actors.connectors.relay_server import ReplicationServer, ServerIdentity
+    from actors.connectors.sources.relay_server import ReplicationServer, ServerIdentity
 
 # -- Relays a server's log to acceptors ------------------------------------------------------------
 # The relay's proposer is elected, and the server is asked to go on at the LSN where its term
@@ -154,7 +154,7 @@ class WalRelay:
     async def _connected(self, streaming: Callable[[RelayProgress], None]) -> None:
         """Relay for as long as one connection lasts."""
         # Imported here: psycopg is an optional dependency.
-        from actors.connectors.relay_server import ReplicationServer
+        from actors.connectors.sources.relay_server import ReplicationServer
 
         server = await ReplicationServer.connect(self._dsn, self._clock)
         try:
@@ -403,7 +403,7 @@ class _Work(msgspec.Struct):
         from actors.wal.proposing import ProposerTiming, propose
 
         with needs_extra("postgres", "wal relay"):
-            from actors.connectors.relay_server import ReplicationServer
+            from actors.connectors.sources.relay_server import ReplicationServer
 
         clock = SystemClock()
         tls = dialling_tls(self.settings)

@@ -22,6 +22,7 @@ from actors.doors.connect_gateway.object_catalog import (
 )
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.doors.connect_gateway.sql_names import NameParts, ResolveName, parse_identifier
+from actors.engine.sql.tokens import quote_name
 from actors.model.plan.schema import TableSchema
 from actors.model.protocol.relations import RELATIONS, is_relation
 
@@ -218,11 +219,11 @@ def _properties(names: ObjectNames, key: str) -> dict[str, str]:
 def _creation(names: ObjectNames, key: str) -> str:
     """Return a statement that would make the object."""
     entry, schema = names.entry(key), names.schemas[key]
-    quoted = "`" + key.replace("`", "``") + "`"
+    quoted = quote_name(key)
     if entry is not None and entry.kind in _VIEWS:
         kind = "MATERIALIZED VIEW" if entry.kind == VIEW else "VIEW"
         return f"CREATE {kind} {quoted} AS\n{entry.written}"
-    keys = ", ".join("`" + name.replace("`", "``") + "`" for name in schema.key)
+    keys = ", ".join(map(quote_name, schema.key))
     primary = f", PRIMARY KEY ({keys})" if keys else ""
     defaults = {} if entry is None else entry.column_defaults
     columns = ", ".join(

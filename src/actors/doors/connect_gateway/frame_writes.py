@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.connect.proto import base_pb2, commands_pb2, relations_pb2
@@ -24,14 +25,21 @@ from actors.doors.connect_gateway.plan_routes import (
 )
 from actors.doors.connect_gateway.row_messages import RowGatherer, complete_answer
 from actors.doors.connect_gateway.spark_calls import SparkCalls
-from actors.doors.connect_gateway.sql_names import NameParts, find_text_reads, parse_identifier
+from actors.doors.connect_gateway.sql_names import (
+    NameParts,
+    find_text_reads,
+    parse_identifier,
+    parse_text,
+)
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.row_values import schema_of
-from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.statements import InsertStatement
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage, ObjectExists, SqlSyntaxError, UnknownObject
 from actors.runtime.settings import Settings
+
+INSERTED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Rows of a DataFrame that are inserted into a table at once."""
 
 
 class FrameWrites:
@@ -65,7 +73,7 @@ class FrameWrites:
         if not hidden:
             return None
         try:
-            statement = await work_on(len(text), lambda: parse_statement(text))
+            statement = await work_on(len(text), lambda: parse_text(text))
         except SqlSyntaxError:
             return None  # whoever carries it out says so
         if not isinstance(statement, InsertStatement) or statement.query is None:
@@ -185,7 +193,7 @@ class FrameWrites:
     ) -> pa.Table | None:
         """Return the rows of a plan that Spark executes. Raises `InvalidUsage` if they are too many
         for one write."""
-        limit, gathered = self._settings.connect_insert_bytes_max, RowGatherer()
+        gathered = RowGatherer()
         async with AsyncExitStack() as naming:
             if bound.names_texts or bound.views:
                 await naming.enter_async_context(self._calls.naming(session, bound.views))
@@ -194,9 +202,9 @@ class FrameWrites:
                     # Spark has analysed the plan: the names are not needed any more.
                     await naming.aclose()
                     gathered.add(answer)
-                    if gathered.bytes > limit:
+                    if gathered.bytes > INSERTED_BYTES_MAX:
                         raise InvalidUsage(
-                            f"a DataFrame of more than {limit} bytes (connect_insert_bytes_max) "
+                            f"a DataFrame of more than {INSERTED_BYTES_MAX} bytes "
                             f"is not inserted into {key} at once"
                         )
         return gathered.table()

@@ -29,6 +29,7 @@ from actors.control.controller.messages import PinnedObjects, PinObjects
 from actors.doors.client.client import Client
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.doors.connect_gateway.sql_names import NameParts, ResolveName
+from actors.engine.sql.tokens import quote_name
 from actors.model.plan.schema import TableSchema
 from actors.model.protocol.relations import RELATIONS, fold, is_relation, is_subscribed_view
 from actors.runtime.errors import ResourceBusy
@@ -122,7 +123,7 @@ def canonical_read(key: str) -> ProtoMessage:
     """Return a relation that reads an object by a name that no temporary view can hide."""
     made = relations_pb2.Relation()
     name = key.partition(".")[2] if is_relation(key) else key
-    quoted = "`" + name.replace("`", "``") + "`"
+    quoted = quote_name(name)
     made.read.named_table.unparsed_identifier = ".".join([*qualifier_of(key), quoted])
     return made
 

@@ -15,13 +15,13 @@ import pyarrow as pa
 from actors.doors.client.client import Client
 from actors.doors.connect_gateway.callers import CallerIdentity
 from actors.doors.connect_gateway.session_settings import statement_effect
+from actors.doors.connect_gateway.sql_names import parse_text
 from actors.doors.connect_gateway.statement_execution import StatementAnswer
 from actors.doors.sql_session import SqlSession
 from actors.doors.sql_session.audit import StatementAudit
 from actors.doors.sql_session.long_texts import work_on
 from actors.engine.catalyst.permitted_settings import is_of_meaning
 from actors.engine.sql import statements as sql
-from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.tokens import SqlDialect
 from actors.engine.views.query_analysis import find_mentioned_tables
 from actors.model.protocol.api import TIME_ZONE
@@ -29,21 +29,10 @@ from actors.runtime.errors import InvalidUsage, SqlSyntaxError, UnknownObject
 from actors.runtime.settings import Settings
 
 _OWN: Final = (
-    sql.CreateTableStatement,
+    sql.ChangeStatement,
     sql.CreateTableAsStatement,
-    sql.CreateMaterializedViewStatement,
-    sql.CreateViewStatement,
-    sql.CreateIndexStatement,
-    sql.CreateSourceStatement,
-    sql.CreateSinkStatement,
     sql.SubscribeStatement,
-    sql.CreateRoleStatement,
-    sql.AlterRoleStatement,
-    sql.DropRolesStatement,
     sql.CreateTokenStatement,
-    sql.DropTokensStatement,
-    sql.GrantStatement,
-    sql.RevokeStatement,
     sql.ShowRolesStatement,
     sql.ShowGrantsStatement,
 )
@@ -78,7 +67,7 @@ class OwnStatements:
     ) -> StatementAnswer | None:
         """See `ExecuteStatement`."""
         try:
-            statement = await work_on(len(text), lambda: parse_statement(text, SqlDialect.SPARK))
+            statement = await work_on(len(text), lambda: parse_text(text))
         except SqlSyntaxError:
             # Spark would refuse it in words of its own, which say nothing of our grammar.
             if _BEGINS.match(text):
@@ -109,12 +98,12 @@ def _check_settings(statement: sql.SqlStatement, conf: Mapping[str, str]) -> Non
     """Raise `InvalidUsage` for a statement that would not obey a setting of its session."""
     match statement:
         # A setting that no view may have could still change what its query means in this session.
-        case sql.CreateMaterializedViewStatement() | sql.ExplainStatement():
+        case sql.ChangeStatement(command="CREATE MATERIALIZED VIEW") | sql.ExplainStatement():
             refused = {name for name in conf if not is_of_meaning(name)}
             what = "a view keeps no setting of this kind"
         # The ANSI mode is the reader's. dbt turns it off in every session of its own, and could
         # make no plain view at all.
-        case sql.CreateViewStatement():
+        case sql.ChangeStatement(command="CREATE VIEW"):
             refused = conf.keys() - {_ANSI}
             what = "a plain view keeps no settings (create a materialized view)"
         # Its view needs no right to create, so that no setting may make it another view.
@@ -135,21 +124,16 @@ async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
     match statement:
         case sql.ExplainStatement():
             # Spark explains queries by itself, and refuses the other.
-            made = isinstance(statement.statement, sql.CreateMaterializedViewStatement)
+            made = isinstance(statement.statement, sql.ChangeStatement)
             return made or statement.mode == "incremental"
         case sql.ShowObjectsStatement():
             return statement.kind in _OWN_KINDS
         # Spark carries out none of them, and with IF EXISTS the object may be absent.
-        case (
-            sql.DropObjectsStatement() | sql.AlterObjectStatement() | sql.ShowCreateStatement()
-        ) if statement.kind in _OWN_OBJECTS:
+        case sql.ChangeStatement() | sql.ShowCreateStatement() if statement.kind in _OWN_OBJECTS:
             return True
-        case sql.DropObjectsStatement():
+        case sql.ChangeStatement() if statement.kind is not None or statement.command == "COMMENT":
             return all([await _is_known(session, name) for name in statement.names])
-        case sql.CommentOnStatement():
-            name = statement.name[:-1] if statement.kind == "column" else statement.name
-            return await _is_known(session, name)
-        case sql.AlterObjectStatement() | sql.ShowCreateStatement() | sql.RefreshViewStatement():
+        case sql.ShowCreateStatement() | sql.RefreshViewStatement():
             return await _is_known(session, statement.name)
         case sql.DescribeStatement() if statement.name is not None:
             return await _is_known(session, statement.name)
@@ -163,8 +147,8 @@ async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
         ):
             return await _is_known(session, statement.table)
         # Spark keeps views over its own tables beside.
-        case sql.CreateViewStatement():
-            return await _reads_objects(session, statement.query)
+        case sql.ChangeStatement(command="CREATE VIEW", query=sql.TextSpan() as query):
+            return await _reads_objects(session, query)
     return isinstance(statement, _OWN)
 
 

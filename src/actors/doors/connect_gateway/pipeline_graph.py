@@ -17,14 +17,14 @@ import msgspec
 from actors.doors.connect_gateway.error_status import SparkCondition, unsupported
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage, plain_text_of
 from actors.doors.connect_gateway.sql_names import parse_identifier, split_words, temporary_view_of
-from actors.doors.sql_session.context import CATALOGS, SCHEMAS, object_name
-from actors.doors.sql_session.placed_text import quoted
-from actors.doors.sql_session.row_values import spark_text
 from actors.engine.spark.spark_releases import pipeline_messages
 from actors.engine.sql.dialects import without_schema
 from actors.engine.sql.grammar import parse_statement, split_statements
-from actors.engine.sql.statements import CreateMaterializedViewStatement, CreateViewStatement
+from actors.engine.sql.object_names import CATALOGS, SCHEMAS, object_name
+from actors.engine.sql.statements import ChangeStatement
+from actors.engine.sql.tokens import SqlDialect, lex_text, quote_name, quote_text
 from actors.engine.views.plain_views import find_relations
+from actors.model.protocol.api import CreateView
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage, SqlSyntaxError
 
@@ -92,13 +92,13 @@ def statement_of_dataset(dataset: PipelineDataset, query: str) -> str:
     CREATE OR REPLACE MATERIALIZED VIEW `v` REFRESH POLICY FULL COMMENT 'c' AS
     SELECT 1 AS a
     """
-    parts = [f"CREATE OR REPLACE {dataset.kind.upper()} {quoted(dataset.name)}"]
+    parts = [f"CREATE OR REPLACE {dataset.kind.upper()} {quote_name(dataset.name)}"]
     if dataset.policy:
         parts.append(f"REFRESH POLICY {dataset.policy.upper()}")
     if dataset.comment:
-        parts.append(f"COMMENT {spark_text(dataset.comment)}")
+        parts.append(f"COMMENT {quote_text(dataset.comment)}")
     if dataset.properties:
-        pairs = (f"{spark_text(k)} = {spark_text(v)}" for k, v in dataset.properties.items())
+        pairs = (f"{quote_text(k)} = {quote_text(v)}" for k, v in dataset.properties.items())
         parts.append(f"TBLPROPERTIES ({', '.join(pairs)})")
     return f"{' '.join(parts)} AS\n{query}"
 
@@ -194,10 +194,10 @@ class DataflowGraph:
         # Before it is copied for each statement.
         self._check_room(len(text))
         try:
-            for offset, statement in split_statements(text):
+            for each in split_statements(text):
                 # Blanks before it, so that lines and columns are those of the file.
-                blank = re.sub(r"[^\n]", " ", text[:offset])
-                self._add(self._dataset_of(blank + statement, file))
+                blank = re.sub(r"[^\n]", " ", text[: each.start])
+                self._add(self._dataset_of(blank + each.text, file))
         except SqlSyntaxError as error:
             raise SqlSyntaxError(f"{file}: {error.problem}", hint=error.hint) from None
 
@@ -238,22 +238,28 @@ class DataflowGraph:
 
     def _parsed(self, text: str, place: str) -> PipelineDataset:
         statement = parse_statement(text)
-        if isinstance(statement, CreateMaterializedViewStatement):
-            return PipelineDataset(
-                name=object_name(statement.name),
-                kind="materialized view",
-                query=statement.query.text,
-                policy=statement.policy or "",
-                comment=statement.comment or "",
-                properties={**self._conf, **statement.properties},
-                place=place,
-            )
-        assert isinstance(statement, CreateViewStatement), place
+        assert isinstance(statement, ChangeStatement), place
+        if statement.refused:
+            raise InvalidUsage(statement.refused)
+        (request,) = statement.requests
+        assert isinstance(request, CreateView), place
+        assert statement.query is not None, place
+        if request.plain:
+            properties = {}
+        else:
+            given = {
+                "retain_history_ms": request.retain_history_ms,
+                "target_lag_ms": request.target_lag_ms or None,
+            }
+            numbers = {key: str(value) for key, value in given.items() if value is not None}
+            properties = {**self._conf, **request.conf, **numbers}
         return PipelineDataset(
-            name=object_name(statement.name),
-            kind="view",
+            name=request.name,
+            kind="view" if request.plain else "materialized view",
             query=statement.query.text,
-            comment=statement.comment or "",
+            policy=request.refresh_policy if not request.plain else "",
+            comment=request.comment,
+            properties=properties,
             place=place,
         )
 
@@ -333,7 +339,7 @@ class DataflowGraph:
             return dataset.query
         # One list, in which each is defined once: nested definitions would double at each level.
         parts = ", ".join(
-            f"{quoted(each.name)} AS ({_bare(each.query)}\n)"
+            f"{quote_name(each.name)} AS ({_bare(each.query)}\n)"
             for each in order
             if fold(each.name) in needed
         )
@@ -353,7 +359,7 @@ class DataflowGraph:
 
 
 def _bare(query: str) -> str:
-    return without_schema(query, SCHEMAS, CATALOGS)
+    return without_schema(lex_text(query, SqlDialect.SPARK), SCHEMAS, CATALOGS)
 
 
 def _settings(conf: Mapping[str, str]) -> dict[str, str]:

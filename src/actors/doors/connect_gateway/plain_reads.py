@@ -22,8 +22,10 @@ from actors.doors.connect_gateway.sql_names import (
     parse_identifier,
     rename_chains,
 )
+from actors.engine.sql.tokens import quote_name
 from actors.engine.views.plain_sql import query_text
-from actors.engine.views.simple import SimpleRead, simple_read
+from actors.engine.views.read_choice import choose_query
+from actors.engine.views.simple import SimpleRead
 from actors.model.plan.schema import TableSchema, arrow_type
 from actors.model.protocol.relations import is_relation
 from actors.runtime.errors import QueryRejected
@@ -65,7 +67,7 @@ def direct_read(
         sql = None if sql is None else query_text(sql)
     except (_NotPlain, QueryRejected, ValueError, OverflowError):
         return None
-    found = None if sql is None else simple_read(sql, schemas)
+    found = None if sql is None else choose_query(sql, schemas).read
     if found is None or sql is None:
         return None
     return DirectRead(sql, found, schemas[found.name])
@@ -84,7 +86,7 @@ def _bare_text(sql: str, resolve: ResolveName) -> str | None:
         return None
     (key,) = {each.key for each in reads}
     # A relation of the service about itself keeps the database of its name.
-    own = key if is_relation(key) else _quoted(key)
+    own = key if is_relation(key) else quote_name(key)
     renames = {
         tuple(part.lower() for part in each.parts): own
         for each in reads
@@ -121,7 +123,7 @@ def _written(relation: ProtoMessage, resolve: ResolveName) -> str:
     key = None if parts is None or not read.HasField("named_table") else resolve(parts)
     if key is None or read.is_streaming or read.named_table.options:
         raise _NotPlain
-    name = key if is_relation(key) else _quoted(key)
+    name = key if is_relation(key) else quote_name(key)
     where = f" WHERE {' AND '.join(tests)}" if tests else ""
     return f"SELECT {', '.join(columns or ['*'])} FROM {name}{where}{limit}"
 
@@ -141,7 +143,7 @@ def _column(expression: ProtoMessage) -> str:
         case "unresolved_star" if not expression.unresolved_star.HasField("unparsed_target"):
             return "*"
         case "alias" if len(expression.alias.name) == 1:
-            return f"{_name(expression.alias.expr)} AS {_quoted(expression.alias.name[0])}"
+            return f"{_name(expression.alias.expr)} AS {quote_name(expression.alias.name[0])}"
     raise _NotPlain
 
 
@@ -153,7 +155,7 @@ def _name(expression: ProtoMessage) -> str:
     # A name with dots may be a field of a struct: that is for Spark to tell.
     if parts is None or len(parts) != 1 or attribute.is_metadata_column:
         raise _NotPlain
-    return _quoted(parts[0])
+    return quote_name(parts[0])
 
 
 def _condition(expression: ProtoMessage) -> str:
@@ -201,7 +203,3 @@ def _literal(literal: ProtoMessage) -> str:
     if kind == "string" and not set("'\\") & set(literal.string):
         return f"'{literal.string}'"
     raise _NotPlain
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

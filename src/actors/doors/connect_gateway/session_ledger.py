@@ -18,7 +18,8 @@ import msgspec
 
 from actors.doors.connect_gateway.gateway_sessions import SessionKey
 from actors.durable.persist import CompareAndSet, PersistClient
-from actors.runtime.errors import CorruptData, StateDirectoryError, StorageError
+from actors.durable.persist.small_documents import decode_document
+from actors.runtime.errors import StorageError
 
 LEDGER_KEY: Final = "connect_sessions"
 FORMAT_VERSION: Final = 1
@@ -52,15 +53,8 @@ def decode_ledger(data: bytes) -> list[bytes]:
     >>> decode_ledger(encode_ledger([b"a" * 16, b"b" * 16])) == [b"a" * 16, b"b" * 16]
     True
     """
-    try:
-        record = msgspec.msgpack.decode(data, type=LedgerRecord)
-    except msgspec.MsgspecError as error:
-        raise CorruptData(f"consensus key {LEDGER_KEY!r}: {error}", determinate=True) from None
-    if record.format > FORMAT_VERSION:
-        raise StateDirectoryError(
-            f"the record of Spark Connect's sessions has format {record.format}; this version "
-            f"knows {FORMAT_VERSION}: use the version that wrote it, or a newer one"
-        )
+    what = "the record of Spark Connect's sessions"
+    record = decode_document(LEDGER_KEY, data, LedgerRecord, what=what, format=FORMAT_VERSION)
     found = record.digests
     return [found[at : at + DIGEST_BYTES] for at in range(0, len(found), DIGEST_BYTES)]
 

@@ -19,8 +19,7 @@ from actors.doors.connect_gateway.object_catalog import (
     ObjectNames,
     matches_pattern,
 )
-from actors.doors.connect_gateway.sql_names import names_of
-from actors.engine.sql.grammar import parse_statement
+from actors.doors.connect_gateway.sql_names import names_of, parse_text
 from actors.engine.sql.statements import ShowObjectsStatement
 from actors.model.protocol.relations import RELATIONS, is_relation
 from actors.runtime.errors import SqlSyntaxError
@@ -35,7 +34,7 @@ def answer_shown(text: str, names: ObjectNames) -> SparkCatalogAnswer | None:
     if names_of(text).head != "SHOW":
         return None
     try:
-        statement = parse_statement(text)
+        statement = parse_text(text)
     except SqlSyntaxError:
         return None  # Spark reads more than this grammar does
     if not isinstance(statement, ShowObjectsStatement) or statement.kind not in _LISTED:

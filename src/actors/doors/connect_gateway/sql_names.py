@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Final, NamedTuple, TypeAlias
 
-from actors.engine.sql.tokens import SqlToken, lex_sql
+from actors.engine.sql.grammar import parse_span, parse_statement
+from actors.engine.sql.reader import StatementReader
+from actors.engine.sql.statements import SqlStatement, TextSpan
+from actors.engine.sql.tokens import LexedText, SqlDialect, SqlToken, lex_sql, name_value
 from actors.runtime.errors import SqlSyntaxError
 
 NameParts: TypeAlias = tuple[str, ...]
@@ -64,20 +67,25 @@ def split_words(sql: str) -> list[SqlToken]:
     >>> [word.text for word in split_words("SELECT a /* b */ FROM `c d`.e -- f")]
     ['SELECT', 'a', 'FROM', '`c d`', '.', 'e']
     """
+    return list(_words_in(_tokens_of(sql)))
+
+
+def _tokens_of(sql: str) -> list[SqlToken]:
     try:
-        tokens = lex_sql(sql)
+        return lex_sql(sql)
     except SqlSyntaxError:
         return []
-    found: list[SqlToken] = []
+
+
+def _words_in(tokens: Iterable[SqlToken]) -> Iterator[SqlToken]:
     for token in tokens:
         if token.kind != "hint":
-            found.append(token)
+            yield token
             continue
         start = token.start + len("/*+")
         # A hint names tables, as in BROADCAST(t).
-        inner = split_words(token.text[len("/*+") : -len("*/")])
-        found += [SqlToken(each.kind, each.text, each.start + start) for each in inner]
-    return found
+        for each in split_words(token.text[len("/*+") : -len("*/")]):
+            yield SqlToken(each.kind, each.text, each.start + start)
 
 
 class TextNames(NamedTuple):
@@ -85,8 +93,9 @@ class TextNames(NamedTuple):
 
     head: str
     """The first word after any brackets, in upper case; "" in a text without words."""
-    first: tuple[SqlToken, ...]
-    """Its first words, `FIRST_WORDS` at most."""
+    tokens: Sequence[SqlToken]
+    words: Sequence[SqlToken]
+    """The tokens, with those that stand in hints."""
     changes: bool
     """True if one of its words begins a change."""
     chains: tuple[NameChain, ...]
@@ -94,7 +103,6 @@ class TextNames(NamedTuple):
     """Strings that may be names, or statements."""
 
 
-FIRST_WORDS: Final = 256
 _KEPT: ContextVar[dict[str, TextNames] | None] = ContextVar("texts of a request", default=None)
 
 
@@ -123,12 +131,14 @@ def read_names(sql: str) -> TextNames:
     >>> read_names("(SELECT a.b FROM t)").head
     'SELECT'
     """
-    words = split_words(sql)
+    tokens = _tokens_of(sql)
+    words = list(_words_in(tokens))
     named = {word.text.upper() for word in words if word.kind == "word"}
     return TextNames(
         # Brackets may stand around a query, never around a command.
         next((word.text.upper() for word in words if word.text != "("), ""),
-        tuple(words[:FIRST_WORDS]),
+        tokens,
+        words,
         not named.isdisjoint(_CHANGE_WORDS),
         tuple(find_chains(words)),
         () if named.isdisjoint(_TEXT_NAMES) else tuple(w for w in words if w.kind == "text"),
@@ -140,7 +150,7 @@ def _identifier(word: SqlToken) -> str | None:
     if word.kind == "word":
         return word.text
     if word.kind == "name":
-        return word.text[1:-1].replace("``", "`")
+        return name_value(word.text)
     # With `spark.sql.ansi.doubleQuotedIdentifiers` it is a name.
     return word.text[1:-1] if word.kind == "text" and word.text[0] == '"' else None
 
@@ -258,8 +268,8 @@ def is_query(sql: str) -> bool:
 
 def needs_no_rows(sql: str) -> bool:
     """Return whether Spark answers a text by its analysis alone, without any table's rows."""
-    first = names_of(sql).first
-    head = first[0].text.upper() if first else ""
+    words = names_of(sql).words
+    head = words[0].text.upper() if words else ""
     return head in _SHOWN_HEADS or is_query(sql)
 
 
@@ -277,7 +287,7 @@ def setting_of(sql: str) -> SettingText | None:
     >>> setting_of("SET spark.sql.ansi.enabled = false")
     SettingText(name='spark.sql.ansi.enabled', assigns=True, resets=False)
     """
-    words = names_of(sql).first
+    words = names_of(sql).words
     if not words or words[0].text.upper() not in ("SET", "RESET"):
         return None
     chains = list(find_chains(words[1:]))
@@ -289,42 +299,28 @@ def setting_of(sql: str) -> SettingText | None:
     return SettingText(found, any(word.text == "=" for word in words), resets)
 
 
-class _WordReader:
-    """Reads a text word by word: its first words alone."""
+def parse_text(sql: str) -> SqlStatement:
+    """Return the one statement of a text, whose words are split already. Raises
+    `SqlSyntaxError`."""
+    tokens = names_of(sql).tokens
+    if not tokens:
+        return parse_statement(sql)
+    lexed = LexedText(sql, SqlDialect.SPARK, tokens, {})
+    return parse_span(TextSpan(lexed, 0, len(tokens)).matched())
 
-    def __init__(self, sql: str) -> None:
-        self.sql = sql
-        self.words: Sequence[SqlToken] = names_of(sql).first
-        self.at = 0
 
-    def takes(self, *wanted: str) -> bool:
-        """Take these words if they come next; return whether they do."""
-        following = self.words[self.at : self.at + len(wanted)]
-        if [word.text.upper() for word in following] != list(wanted):
-            return False
-        self.at += len(wanted)
-        return True
+def _words_of(sql: str) -> StatementReader:
+    """Return a reader of a text's words."""
+    return StatementReader(LexedText(sql, SqlDialect.SPARK, names_of(sql).words, {}))
 
-    def name(self) -> str | None:
-        """Take a name of one part; None if none comes next."""
-        if self.at >= len(self.words):
-            return None
-        found = _identifier(self.words[self.at])
-        if found is not None:
-            self.at += 1
-        return found
 
-    def parts(self) -> NameParts | None:
-        """Take a name; None if none comes next."""
-        chain = next(find_chains(self.words[self.at :]), None)
-        if chain is None or chain.spans[0][0] != self.words[self.at].start:
-            return None
-        self.at += 2 * len(chain.parts) - 1
-        return chain.parts
-
-    def rest(self) -> str:
-        """Return what is left of the text."""
-        return self.sql[self.words[self.at].start :] if self.at < len(self.words) else ""
+def _take_name(reader: StatementReader) -> NameParts | None:
+    """Take a name; None if none comes next."""
+    chain = next(find_chains(reader.tokens[reader.place :]), None)
+    if chain is None or chain.spans[0][0] != reader.position:
+        return None
+    reader.place += 2 * len(chain.parts) - 1
+    return chain.parts
 
 
 def temporary_view_of(sql: str) -> TemporaryViewText | None:
@@ -333,24 +329,23 @@ def temporary_view_of(sql: str) -> TemporaryViewText | None:
     >>> temporary_view_of("CREATE OR REPLACE TEMP VIEW v AS SELECT 1")[:3]
     ('v', 'SELECT 1', True)
     """
-    reader = _WordReader(sql)
-    if not reader.takes("CREATE"):
+    reader = _words_of(sql)
+    if not reader.take("CREATE"):
         return None
-    replace = reader.takes("OR", "REPLACE")
-    is_global = reader.takes("GLOBAL")
-    if not (reader.takes("TEMPORARY") or reader.takes("TEMP")) or not reader.takes("VIEW"):
+    replace = reader.take("OR", "REPLACE")
+    is_global = reader.take("GLOBAL")
+    if not (reader.take("TEMPORARY") or reader.take("TEMP")) or not reader.take("VIEW"):
         return None
-    if_absent = reader.takes("IF", "NOT", "EXISTS")
-    name = reader.name()
-    if name is None or reader.takes("."):
+    if_absent = reader.take("IF", "NOT", "EXISTS")
+    name = _take_name(reader)
+    if name is None or len(name) > 1:
         return None
-    bare = reader.takes("AS")
-    if not bare:
-        reader.words = split_words(sql)
-        # Over a list of columns, a comment, properties: which of them it is does not matter.
-        while reader.at < len(reader.words) and not reader.takes("AS"):
-            reader.at += 1
-    return TemporaryViewText(name, reader.rest(), replace, if_absent, is_global, not bare)
+    bare = reader.take("AS")
+    # Over a list of columns, a comment, properties: which of them it is does not matter.
+    while not bare and not reader.ends() and not reader.take("AS"):
+        reader.place += 1
+    query = "" if reader.ends() else sql[reader.position :]
+    return TemporaryViewText(name[0], query, replace, if_absent, is_global, not bare)
 
 
 def created_name_of(sql: str) -> tuple[str, NameParts] | None:
@@ -360,15 +355,15 @@ def created_name_of(sql: str) -> tuple[str, NameParts] | None:
     >>> created_name_of("CREATE OR REPLACE TABLE default.t USING parquet AS SELECT 1")
     ('TABLE', ('default', 't'))
     """
-    reader = _WordReader(sql)
-    if not reader.takes("CREATE") and not reader.takes("REPLACE"):
+    reader = _words_of(sql)
+    if not reader.take("CREATE") and not reader.take("REPLACE"):
         return None
-    reader.takes("OR", "REPLACE")
-    reader.takes("EXTERNAL")
+    reader.take("OR", "REPLACE")
+    reader.take("EXTERNAL")
     for kind in ("TABLE", "VIEW", "FUNCTION"):
-        if reader.takes(kind):
-            reader.takes("IF", "NOT", "EXISTS")
-            parts = reader.parts()
+        if reader.take(kind):
+            reader.take("IF", "NOT", "EXISTS")
+            parts = _take_name(reader)
             return None if parts is None else (kind, parts)
     return None
 
@@ -380,20 +375,21 @@ def changed_name_of(sql: str) -> NameParts | None:
     >>> changed_name_of("MERGE INTO a.t USING {s} ON true"), changed_name_of("SELECT 1")
     (('a', 't'), None)
     """
-    reader = _WordReader(sql)
+    reader = _words_of(sql)
     for head in ("INSERT", "UPDATE", "DELETE", "MERGE"):
-        if reader.takes(head):
+        if reader.take(head):
             for word in ("INTO", "OVERWRITE", "FROM", "TABLE"):
-                reader.takes(word)
-            return reader.parts()
+                reader.take(word)
+            return _take_name(reader)
     return None
 
 
 def dropped_view_of(sql: str) -> str | None:
     """Return the name of one part that a DROP VIEW drops; None for every other text."""
-    reader = _WordReader(sql)
-    if not reader.takes("DROP", "VIEW"):
+    reader = _words_of(sql)
+    if not reader.take("DROP", "VIEW"):
         return None
-    reader.takes("IF", "EXISTS")
-    name = reader.name()
-    return name if name is not None and not reader.rest().strip(" ;\n") else None
+    reader.take("IF", "EXISTS")
+    name = _take_name(reader)
+    alone = all(token.text == ";" for token in reader.tokens[reader.place :])
+    return name[0] if name is not None and len(name) == 1 and alone else None

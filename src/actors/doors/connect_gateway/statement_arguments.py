@@ -13,14 +13,10 @@ from typing import Any, Final
 from actors.doors.connect_gateway.error_status import SparkCondition, unsupported
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.doors.connect_gateway.sql_names import split_words
+from actors.engine.sql.tokens import quote_text
 
 _SUFFIXES: Final = {"byte": "Y", "short": "S", "integer": "", "long": "L"}
 _EPOCH: Final = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is written behind it
-
-
-def has_arguments(sql: ProtoMessage) -> bool:
-    """Return whether an `SQL` has arguments."""
-    return bool(sql.args or sql.pos_args or sql.named_arguments or sql.pos_arguments)
 
 
 def text_with_arguments(sql: ProtoMessage) -> str:
@@ -80,9 +76,7 @@ def _written(literal: ProtoMessage) -> str:
         case "decimal":
             return f"{value.value}BD"
         case "string":
-            # Backslashes first: those that are put before quotes stay single.
-            escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-            return f"'{escaped}'"
+            return quote_text(value)
         case "binary":
             return f"X'{value.hex()}'"
         case "date" | "timestamp" | "timestamp_ntz":

@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import anyio
-import msgspec
 
 from actors.engine.sql.shown_statements import blanked
 from actors.engine.sql.statements import (
+    ChangeStatement,
     SqlStatement,
     TextSpan,
+    parts_in,
 )
 from actors.engine.sql.tokens import SqlDialect
 from actors.engine.views.query_analysis import find_mentioned_tables
@@ -30,8 +31,15 @@ log = logging.getLogger("penstock.audit")
 
 
 DONE: Final = "done"
-_NAMES: Final = ("name", "names", "table", "object", "source_name", "roles", "role")
+_NAMES: Final = ("name", "names", "table", "object", "source_name", "role")
 """Fields of statements that name objects or roles."""
+_KINDS: Final = {
+    "ALTER": "AlterObject",
+    "COMMENT": "CommentOn",
+    "DROP": "DropObjects",
+    "DROP ROLE": "DropRoles",
+}
+"""Kinds in the lines of statements whose words are others."""
 _SHOWN_MAX: Final = 32
 """Objects of one statement that a line names."""
 
@@ -123,6 +131,12 @@ def kind_of(statement: SqlStatement) -> str:
     >>> kind_of(parse_statement("DROP TABLE t"))
     'DropObjects'
     """
+    if isinstance(statement, ChangeStatement):
+        verb, *_ = statement.command.split()
+        on_objects = statement.kind is not None or verb == "COMMENT"
+        if on_objects and (kind := _KINDS.get(verb)) is not None:
+            return kind
+        return _KINDS.get(statement.command) or statement.command.title().replace(" ", "")
     return type(statement).__name__.removesuffix("Statement")
 
 
@@ -134,26 +148,9 @@ def objects_of_statement(
     found: dict[str, None] = {}
     for name in _NAMES:
         value = getattr(statement, name, None)
-        for each in _listed(name, value):
+        for each in value or () if name == "names" else (value,):
             if each:
                 found[each if isinstance(each, str) else ".".join(each)] = None
-    if statement is None or any(True for _ in _queries_in(statement)):
+    if statement is None or any(True for _ in parts_in(statement, TextSpan)):
         found |= dict.fromkeys(find_mentioned_tables(text, known))
     return tuple(found)
-
-
-def _queries_in(value: Any) -> Iterator[TextSpan]:
-    match value:
-        case TextSpan():
-            yield value
-        case msgspec.Struct():
-            for name in value.__struct_fields__:
-                yield from _queries_in(getattr(value, name))
-        case tuple():
-            for each in value:
-                yield from _queries_in(each)
-
-
-def _listed(name: str, value: Any) -> tuple[Any, ...]:
-    """Return the names that a field holds: one, or several."""
-    return tuple(value or ()) if name in ("names", "roles") else (value,)

@@ -1,330 +1,31 @@
-"""CREATE, ALTER, COMMENT, DROP, SHOW, DESCRIBE, and EXPLAIN of views."""
+"""SHOW of objects and roles, DESCRIBE, EXPLAIN, REFRESH, VACUUM and ANALYZE."""
 
 from __future__ import annotations
 
 import fnmatch
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
 
-from actors.doors.sql_session.context import PLAIN_VIEW, QUERIED_KINDS, SessionContext, object_name
-from actors.doors.sql_session.default_values import defined_default
-from actors.doors.sql_session.reading import explain_query, queried_rows
+from actors.doors.sql_session.change_statements import SHOWN_KINDS
+from actors.doors.sql_session.context import PLAIN_VIEW, QUERIED_KINDS, SessionContext
+from actors.doors.sql_session.reading import explain_query
 from actors.doors.sql_session.results import StatementResult, result_of
-from actors.doors.sql_session.row_values import SqlParameter, schema_of
-from actors.doors.sql_session.writing import named_columns, put_rows
-from actors.engine.sql.statements import (
-    AddColumnsAction,
-    AddTablesAction,
-    AlterObjectStatement,
-    CommentOnStatement,
-    CreateIndexStatement,
-    CreateMaterializedViewStatement,
-    CreateSinkStatement,
-    CreateSourceStatement,
-    CreateTableAsStatement,
-    CreateTableStatement,
-    CreateViewStatement,
-    DescribeStatement,
-    DropObjectsStatement,
-    ExplainStatement,
-    MaintainStatement,
-    RefreshViewStatement,
-    RenameAction,
-    SetDefaultAction,
-    SetPolicyAction,
-    SetPropertiesAction,
-    ShowColumnsStatement,
-    ShowObjectsStatement,
-    TextSpan,
-    UnsetPropertiesAction,
-)
-from actors.model.plan.column_defaults import ColumnDefault
-from actors.model.plan.schema import TableColumn, TableSchema
-from actors.model.protocol.api import ObjectStatus, SourceTable
+from actors.doors.sql_session.row_values import SqlParameter
+from actors.engine.sql import statements as sql
+from actors.engine.sql.object_names import object_name
+from actors.model.protocol.api import CreateView, ObjectStatus
 from actors.model.protocol.relations import fold
-from actors.runtime.errors import InvalidUsage, ObjectExists, UnknownObject
+from actors.runtime.errors import InvalidUsage, UnknownObject
 
 Parameters = Sequence[SqlParameter]
-_PROPERTIES: Final = frozenset({"retain_history_ms", "target_lag_ms"})
-_SPARK_CONF: Final = "spark."
-"""Prefix of properties that are Spark settings of a view."""
 
 
-# -- CREATE ----------------------------------------------------------------------------------------
-
-
-async def create_table(context: SessionContext, statement: CreateTableStatement) -> StatementResult:
-    """Create a table."""
-    properties = whole_numbers(statement.properties, {"retain_history_ms"})
-    name, schema = object_name(statement.name), statement.schema()
-    defaults: dict[str, ColumnDefault] = {}
-    for column, each in zip(schema.columns, statement.columns, strict=True):
-        if each.default is not None:
-            found = await defined_default(context, name, column, each.default)
-            # NULL is what a column without a default has.
-            defaults |= {} if found is None else {column.name: found}
-    made = context.client.create_table(
-        name,
-        schema,
-        retain_history_ms=properties.get("retain_history_ms"),
-        comment=statement.comment or "",
-        column_comments={each.name: each.comment for each in statement.columns if each.comment},
-        column_defaults=defaults,
-    )
-    return await _created(context, made, "CREATE TABLE", if_not_exists=statement.if_not_exists)
-
-
-async def create_table_as(
-    context: SessionContext, statement: CreateTableAsStatement, parameters: Parameters
+async def refresh_view(
+    context: SessionContext, statement: sql.RefreshViewStatement
 ) -> StatementResult:
-    """Create a table with the columns and rows of a query. The rows come after the table: a crash
-    between them leaves it empty."""
-    rows = await queried_rows(context, statement.query, parameters)
-    schema = schema_of(rows.schema)
-    name = object_name(statement.name)
-    properties = whole_numbers(statement.properties, {"retain_history_ms"})
-    made = context.client.create_table(
-        name,
-        schema,
-        retain_history_ms=properties.get("retain_history_ms"),
-        comment=statement.comment or "",
-    )
-    result = await _created(context, made, "CREATE TABLE", if_not_exists=statement.if_not_exists)
-    if not result.notices and rows.num_rows:
-        await put_rows(context, name, schema, rows)
-        return StatementResult(f"SELECT {rows.num_rows}")
-    return result
-
-
-async def create_materialized_view(
-    context: SessionContext, statement: CreateMaterializedViewStatement, parameters: Parameters
-) -> StatementResult:
-    """Create a maintained view; with OR REPLACE, wait until it is in the place of the former."""
-    given = dict(statement.properties)
-    # Spark's settings share the clause with ours, as in Spark's own TBLPROPERTIES.
-    conf = context.spark_conf()
-    conf |= {key: given.pop(key) for key in list(given) if key.startswith(_SPARK_CONF)}
-    properties = whole_numbers(given, _PROPERTIES)
-    policy = statement.policy or context.variables.get("penstock.refresh_policy")
-    query = context.spark(statement.query, parameters)
-    made = context.client.create_materialized_view(
-        object_name(statement.name),
-        query.text,
-        retain_history_ms=properties.get("retain_history_ms"),
-        spark_conf=conf,
-        refresh_policy=policy,
-        target_lag_ms=properties.get("target_lag_ms", 0),
-        replace=statement.or_replace,
-        comment=statement.comment or "",
-    )
-    tag = "CREATE MATERIALIZED VIEW"
-    async with context.placed_errors(query):
-        return await _created(context, made, tag, if_not_exists=statement.if_not_exists)
-
-
-async def create_view(
-    context: SessionContext, statement: CreateViewStatement, parameters: Parameters
-) -> StatementResult:
-    """Create or replace a plain view."""
-    # Others than ours are metadata that tools attach, and change nothing.
-    for key in _PROPERTIES & statement.properties.keys():
-        raise InvalidUsage(f"property {key!r} is one of materialized views")
-    # Read anew in each session: a time that is the creator's alone is not left to its reader.
-    with context.written_in(context.zone, for_others=True):
-        query = context.spark(statement.query, parameters)
-    made = context.client.create_plain_view(
-        object_name(statement.name),
-        query.text,
-        replace=statement.or_replace,
-        comment=statement.comment or "",
-    )
-    async with context.placed_errors(query):
-        return await _created(context, made, "CREATE VIEW", if_not_exists=statement.if_not_exists)
-
-
-async def create_index(context: SessionContext, statement: CreateIndexStatement) -> StatementResult:
-    """Create an index; without a name it gets that of its object and columns."""
-    on = object_name(statement.object)
-    parts = "_".join((on, *statement.columns, "idx"))
-    name = parts if statement.name is None else object_name(statement.name)
-    made = context.client.create_index(name, on, statement.columns)
-    return await _created(context, made, "CREATE INDEX", if_not_exists=statement.if_not_exists)
-
-
-async def create_source(
-    context: SessionContext, statement: CreateSourceStatement
-) -> StatementResult:
-    """Create a source and its tables; tables that were left out are notices."""
-    tables = statement.tables
-    named = None
-    if tables is not None:
-        named = [
-            SourceTable(".".join(each.outside), object_name(each.name) if each.name else "")
-            for each in tables
-        ]
-    config = {"kind": statement.kind, **typed_options(statement.options)}
-    made = context.client.create_source(object_name(statement.name), config, named)
-    return await _created(context, made, "CREATE SOURCE", if_not_exists=statement.if_not_exists)
-
-
-async def create_sink(context: SessionContext, statement: CreateSinkStatement) -> StatementResult:
-    """Create a sink."""
-    made = context.client.create_sink(
-        object_name(statement.name),
-        object_name(statement.object),
-        statement.kind,
-        typed_options(statement.options),
-    )
-    return await _created(context, made, "CREATE SINK", if_not_exists=statement.if_not_exists)
-
-
-async def _created(
-    context: SessionContext, made: Any, tag: str, *, if_not_exists: bool
-) -> StatementResult:
-    """Wait for a creation. An object of that name is a notice with `if_not_exists`."""
-    try:
-        told = await made
-    # Not looked up before: another session could create it in between.
-    except ObjectExists as error:
-        if not if_not_exists:
-            raise
-        return StatementResult(tag, notices=(f"{error}, skipping",))
-    finally:
-        context.catalog.forget()
-    notices = [line for line in (told or "").splitlines() if line]
-    if context.transaction is not None:
-        notices.append(f"{tag} takes effect at once, also if the transaction is rolled back")
-    return StatementResult(tag, notices=tuple(notices))
-
-
-def option_text(value: Any) -> str:
-    """Return the text of an option from which `typed_options` reads this value.
-
-    >>> option_text(100), option_text("/data"), option_text("100")
-    ('100', '/data', '"100"')
-    """
-    if isinstance(value, str) and typed_options({"": value})[""] == value:
-        return value
-    return json.dumps(value)
-
-
-def typed_options(options: dict[str, str]) -> dict[str, Any]:
-    """Return options with their values read as JSON, or as text where they are none.
-
-    >>> typed_options({"rate": "100", "folder": "/data", "tls": "true"})
-    {'rate': 100, 'folder': '/data', 'tls': True}
-    """
-    found: dict[str, Any] = {}
-    for key, text in options.items():
-        try:
-            found[key] = json.loads(text)
-        except ValueError:
-            found[key] = text
-    return found
-
-
-def whole_numbers(properties: dict[str, str], known: frozenset[str] | set[str]) -> dict[str, int]:
-    """Return properties that are whole numbers. Raises `InvalidUsage` for an unknown one, or for
-    one that is no number."""
-    found = {}
-    for key, text in properties.items():
-        if key not in known:
-            raise InvalidUsage(f"property {key!r}: known are {', '.join(sorted(known))}")
-        if not text.strip().lstrip("-").isdecimal():
-            raise InvalidUsage(f"property {key!r} = {text!r}: must be a whole number")
-        found[key] = int(text)
-    return found
-
-
-# -- ALTER and DROP --------------------------------------------------------------------------------
-
-
-async def alter_object(context: SessionContext, statement: AlterObjectStatement) -> StatementResult:
-    """Change an object's name, policy or properties, or add tables to a source."""
-    tag = f"ALTER {statement.kind.upper()}"
-    name = object_name(statement.name)
-    try:
-        if statement.kind not in ("source", "sink"):
-            name = (await _of_kind(context, statement.kind, name)).name
-        await _altered(context, statement, name)
-    except UnknownObject as error:
-        if not statement.if_exists:
-            raise
-        return StatementResult(tag, notices=(f"{error}, skipping",))
-    finally:
-        context.catalog.forget()
-    return StatementResult(tag)
-
-
-async def _altered(context: SessionContext, statement: AlterObjectStatement, name: str) -> None:
-    client, action = context.client, statement.action
-    match action:
-        case AddTablesAction() if statement.kind == "source":
-            tables = [
-                SourceTable(".".join(each.outside), object_name(each.name) if each.name else "")
-                for each in action.tables
-            ]
-            await client.alter_source(name, tables)
-        case RenameAction():
-            await client.alter(name, rename=object_name(action.name))
-        case SetPolicyAction():
-            await client.alter(name, refresh_policy=action.policy)
-        case SetPropertiesAction():
-            await _set_properties(context, name, whole_numbers(action.properties, _PROPERTIES))
-        case UnsetPropertiesAction():
-            # 0 is the default of both.
-            given = dict.fromkeys(action.keys, "0")
-            await _set_properties(context, name, whole_numbers(given, _PROPERTIES))
-        case AddColumnsAction():
-            await _add_columns(context, name, action)
-        case SetDefaultAction():
-            await _set_default(context, name, action)
-        case _:
-            raise InvalidUsage(
-                f"ALTER {statement.kind.upper()} {name}: this change is not made yet; DROP and "
-                f"CREATE it"
-            )
-
-
-async def _add_columns(context: SessionContext, name: str, action: AddColumnsAction) -> None:
-    found = await context.catalog.find_present((name,))
-    there = {fold(each) for each in found.schema.names} if found.schema else set()
-    new = [each for each in action.columns if fold(each.name) not in there]
-    if len(new) < len(action.columns) and not action.if_not_exists:
-        (taken, *_) = (each.name for each in action.columns if fold(each.name) in there)
-        raise ObjectExists(f"{found.kind} {name} has a column {taken} already")
-    if new:
-        columns = [TableColumn(each.name, each.type, not each.not_null) for each in new]
-        comments = {each.name: each.comment for each in new if each.comment}
-        await context.client.alter(name, add_columns=columns, column_comments=comments)
-
-
-async def _set_default(context: SessionContext, name: str, action: SetDefaultAction) -> None:
-    # Another session may have given the table columns meanwhile.
-    context.catalog.forget()
-    found = await context.catalog.find_present((name,))
-    schema = found.schema or TableSchema(())
-    (column,) = named_columns(found.name, schema, [action.column])
-    default = None
-    if action.default is not None:
-        default = await defined_default(context, found.name, column, action.default)
-    given = {column.name: default or ColumnDefault("")}
-    await context.client.alter(found.name, column_defaults=given)
-
-
-async def _set_properties(context: SessionContext, name: str, given: dict[str, int]) -> None:
-    await context.client.alter(
-        name,
-        target_lag_ms=given.get("target_lag_ms"),
-        retain_history_ms=given.get("retain_history_ms"),
-    )
-
-
-async def refresh_view(context: SessionContext, statement: RefreshViewStatement) -> StatementResult:
     """Wait until a view has caught up with all that was written: it is maintained by itself."""
     found = await context.catalog.find_present(statement.name)
     if found.kind != "view":
@@ -334,74 +35,9 @@ async def refresh_view(context: SessionContext, statement: RefreshViewStatement)
     return StatementResult("REFRESH MATERIALIZED VIEW")
 
 
-async def maintain(_: SessionContext, statement: MaintainStatement) -> StatementResult:
+async def maintain(_: SessionContext, statement: sql.MaintainStatement) -> StatementResult:
     """Do nothing: shards are compacted, and plans chosen by measures, by the service itself."""
     return StatementResult(statement.verb)
-
-
-async def comment_on(context: SessionContext, statement: CommentOnStatement) -> StatementResult:
-    """Set or remove the comment of an object or of a column."""
-    name, column = statement.name, ""
-    if statement.kind == "schema":
-        raise InvalidUsage("COMMENT ON SCHEMA: the one schema, public, has no comment")
-    if statement.kind == "column":
-        *name_parts, column = name
-        if not name_parts:
-            raise InvalidUsage(f"COMMENT ON COLUMN {column}: write the object and the column")
-        name = tuple(name_parts)
-    found = await context.catalog.find_present(name)
-    await context.client.alter(found.name, comment=statement.comment or "", column=column)
-    context.catalog.forget()
-    return StatementResult("COMMENT")
-
-
-async def drop_objects(context: SessionContext, statement: DropObjectsStatement) -> StatementResult:
-    """Drop objects, with CASCADE each together with all that depends on it, at once."""
-    tag = f"DROP {statement.kind.upper()}"
-    notices: list[str] = []
-    for name in statement.names:
-        try:
-            told = await _drop(context, statement, object_name(name))
-            notices += told.splitlines()
-        except UnknownObject as error:
-            if not statement.if_exists:
-                raise
-            notices.append(f"{error}, skipping")
-        finally:
-            context.catalog.forget()
-    return StatementResult(tag, notices=tuple(notices))
-
-
-_KINDS: Final = {
-    "table": {"table", "source table"},
-    "view": {PLAIN_VIEW, "view"},
-    "materialized view": {"view"},
-    "index": {"index"},
-}
-"""Kinds of objects that a statement's kind means; DROP VIEW is what tools send for both."""
-_SHOWN_KINDS: Final = {"view": "materialized view", PLAIN_VIEW: "view"}
-
-
-async def _of_kind(context: SessionContext, kind: str, name: str) -> ObjectStatus:
-    """Return an object of the kind that a statement names. Raises `InvalidUsage`,
-    `UnknownObject`."""
-    found = await context.catalog.find_present((name,))
-    if found.kind not in _KINDS[kind]:
-        shown = _SHOWN_KINDS.get(found.kind, found.kind)
-        raise InvalidUsage(f"{found.name} is a {shown}: write {shown.upper()}")
-    return found
-
-
-async def _drop(context: SessionContext, statement: DropObjectsStatement, name: str) -> str:
-    """Drop an object. Return a line for each one that it took along."""
-    client = context.client
-    if statement.kind == "source":
-        return await client.drop_source(name, cascade=statement.cascade)
-    if statement.kind == "sink":
-        await client.drop_sink(name)
-        return ""
-    found = await _of_kind(context, statement.kind, name)
-    return await client.drop(found.name, cascade=statement.cascade)
 
 
 # -- SHOW and DESCRIBE -----------------------------------------------------------------------------
@@ -420,7 +56,9 @@ def text_result(columns: Sequence[str], rows: list[tuple[Any, ...]]) -> Statemen
     return result_of("SELECT", pa.schema(fields), rows)
 
 
-async def show_objects(context: SessionContext, statement: ShowObjectsStatement) -> StatementResult:
+async def show_objects(
+    context: SessionContext, statement: sql.ShowObjectsStatement
+) -> StatementResult:
     """List objects of a kind, those whose names fit the pattern."""
 
     def fits(name: str) -> bool:
@@ -472,7 +110,7 @@ def _since(ms: int) -> str:
 
 
 async def _show_indexes(
-    context: SessionContext, statement: ShowObjectsStatement
+    context: SessionContext, statement: sql.ShowObjectsStatement
 ) -> StatementResult:
     on = object_name(statement.object) if statement.object else ""
     rows = (await context.client.peek("penstock.objects")).to_pylist()
@@ -499,7 +137,9 @@ def matches(name: str, pattern: str | None) -> bool:
     return any(fnmatch.fnmatchcase(name.lower(), part) for part in parts)
 
 
-async def show_columns(context: SessionContext, statement: ShowColumnsStatement) -> StatementResult:
+async def show_columns(
+    context: SessionContext, statement: sql.ShowColumnsStatement
+) -> StatementResult:
     """List the columns of an object."""
     found = await context.catalog.find_present(statement.object)
     names = () if found.schema is None else found.schema.names
@@ -507,7 +147,7 @@ async def show_columns(context: SessionContext, statement: ShowColumnsStatement)
 
 
 async def describe(
-    context: SessionContext, statement: DescribeStatement, parameters: Parameters
+    context: SessionContext, statement: sql.DescribeStatement, parameters: Parameters
 ) -> StatementResult:
     """List the columns of an object or of a query, with their types."""
     columns = ["col_name", "data_type", "comment"]
@@ -524,7 +164,7 @@ async def describe(
         rows += [("", "", ""), ("# Detailed Table Information", "", "")]
         shown = {
             "Name": found.name,
-            "Type": _SHOWN_KINDS.get(found.kind, found.kind),
+            "Type": SHOWN_KINDS.get(found.kind, found.kind),
             "Comment": found.comment,
             "Primary key": ", ".join(found.schema.key) if found.schema else "",
             "Mode": found.mode,
@@ -555,12 +195,12 @@ def _default_rows(found: ObjectStatus) -> list[tuple[str, str, str]]:
 
 
 async def explain(
-    context: SessionContext, statement: ExplainStatement, parameters: Parameters
+    context: SessionContext, statement: sql.ExplainStatement, parameters: Parameters
 ) -> StatementResult:
     """Return the plan of a query's reading, or of a view before it is created, a line each."""
     inner = statement.statement
-    if isinstance(inner, CreateMaterializedViewStatement):
-        return await _explained(context, inner.query, parameters, inner.policy or "auto")
+    if isinstance(inner, sql.ChangeStatement):
+        return await _explained_view(context, inner, parameters)
     if statement.mode == "incremental":
         return await _explained(context, inner.query, parameters)
     return text_result(
@@ -568,8 +208,19 @@ async def explain(
     )
 
 
+async def _explained_view(
+    context: SessionContext, statement: sql.ChangeStatement, parameters: Parameters
+) -> StatementResult:
+    if statement.refused:
+        raise InvalidUsage(statement.refused)
+    (request,) = statement.requests
+    assert isinstance(request, CreateView)
+    assert statement.query is not None
+    return await _explained(context, statement.query, parameters, request.refresh_policy or "auto")
+
+
 async def _explained(
-    context: SessionContext, span: TextSpan, parameters: Parameters, policy: str = "auto"
+    context: SessionContext, span: sql.TextSpan, parameters: Parameters, policy: str = "auto"
 ) -> StatementResult:
     """Return the plan of a query as a view's."""
     query = context.spark(span, parameters)
@@ -578,3 +229,62 @@ async def _explained(
             query.text, spark_conf=context.spark_conf(), refresh_policy=policy
         )
     return text_result(["plan"], [(line,) for line in text.splitlines()])
+
+
+# -- SHOW of roles ---------------------------------------------------------------------------------
+
+_ROLES: Final = pa.schema(
+    [
+        ("role", pa.string()),
+        ("login", pa.bool_()),
+        ("password", pa.bool_()),
+        ("tokens", pa.int64()),
+        ("rights", pa.string()),
+    ]
+)
+_GRANTS: Final = pa.schema(
+    [("role", pa.string()), ("right", pa.string()), ("on", pa.string()), ("kind", pa.string())]
+)
+EVERYTHING: Final = "*"
+"""Shown for a right on the whole service."""
+
+
+async def show_roles(context: SessionContext, _: sql.ShowRolesStatement) -> StatementResult:
+    """List all roles: whether they may log in, have a password and tokens, and their rights on the
+    whole service."""
+    found = (await context.client.roles()).roles
+    rows: list[tuple[Any, ...]] = [
+        (
+            role.name,
+            role.login,
+            role.has_password,
+            role.tokens,
+            ", ".join(each.right for each in role.rights if not each.on),
+        )
+        for role in sorted(found, key=lambda role: fold(role.name))
+    ]
+    return result_of("SELECT", _ROLES, rows)
+
+
+async def show_grants(
+    context: SessionContext, statement: sql.ShowGrantsStatement
+) -> StatementResult:
+    """List the rights of all roles or of one, on everything or on one object.
+
+    Raises:
+        UnknownObject: There is no role of that name.
+    """
+    found = (await context.client.roles()).roles
+    role = None if statement.role is None else fold(statement.role)
+    if role is not None and role not in {fold(each.name) for each in found}:
+        raise UnknownObject(f"there is no role named {statement.role!r}: SHOW ROLES lists them")
+    on = fold(object_name(statement.object)) if statement.object else None
+    rows: list[tuple[Any, ...]] = [
+        (each.name, right.right, right.on or EVERYTHING, right.kind)
+        for each in sorted(found, key=lambda each: fold(each.name))
+        if role in (None, fold(each.name))
+        for right in each.rights
+        # A right on the whole service is one on the object, too.
+        if on is None or not right.on or fold(right.on) == on
+    ]
+    return result_of("SELECT", _GRANTS, rows)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import (
     AbstractAsyncContextManager,
     aclosing,
@@ -17,6 +26,7 @@ import pyarrow as pa
 
 from actors.control.access.open_sessions import ReadObjects, ReadRights
 from actors.doors.client.client import Client, TableWrite
+from actors.doors.sql_session.error_places import places_in
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.placed_text import PlacedText, placed
 from actors.doors.sql_session.read_only import ReadOnlyTransaction, command_of, only_reads
@@ -34,14 +44,17 @@ from actors.doors.sql_session.transaction import OpenTransaction
 from actors.doors.sql_session.typed_texts import typed_literal
 from actors.doors.sql_session.written_times import WrittenTimes
 from actors.engine.sql.dialects import SparkText, to_spark, without_schema
+from actors.engine.sql.object_names import CATALOGS, SCHEMAS, object_name
 from actors.engine.sql.statements import QualifiedName, QueryStatement, SqlStatement, TextSpan
 from actors.engine.sql.tokens import SqlDialect
 from actors.engine.sql.type_names import WrittenType
 from actors.engine.sql.typed_places import PlaceFinder, PlaceRoles, queried_length, typed_queries
 from actors.engine.views.plain_sql import query_text
 from actors.engine.views.plain_views import inline_views
-from actors.model.pgwire.session_zones import is_utc, parse_session_zone, parse_spark_zone
+from actors.engine.views.read_choice import QueryChoice, choose_query
+from actors.model.pgwire.session_zones import parse_session_zone, parse_spark_zone
 from actors.model.pgwire.sqlstate import names_place, spark_position
+from actors.model.pgwire.time_text import is_utc
 from actors.model.plan.column_defaults import ColumnDefaults
 from actors.model.plan.schema import TableSchema
 from actors.model.protocol.api import TIME_ZONE, ObjectStatus
@@ -51,17 +64,11 @@ from actors.runtime.errors import (
     InvalidUsage,
     PenstockError,
     QueryRejected,
-    SqlSyntaxError,
     UnknownObject,
 )
 from actors.runtime.progress import Time
 from actors.runtime.settings import Settings
 
-SCHEMAS: Final = frozenset({"public", "default"})
-"""Names of the one schema that all objects are in: PostgreSQL's, and Spark's."""
-DATABASE: Final = "penstock"
-"""Name of the database, and of the schema of the relations about the service itself."""
-CATALOGS: Final = frozenset({DATABASE, "spark_catalog"})
 TABLE_KINDS: Final = frozenset({"table"})
 READABLE_KINDS: Final = frozenset({"table", "source table", "view"})
 PLAIN_VIEW: Final = "plain view"
@@ -74,29 +81,15 @@ class ActiveTransaction(InvalidUsage):
     sqlstate = "25001"
 
 
-def object_name(name: QualifiedName) -> str:
-    """Return the name of an object without its catalog and schema.
-
-    >>> object_name(("penstock", "public", "orders"))
-    'orders'
-    >>> object_name(("penstock", "objects"))
-    'penstock.objects'
-
-    Raises:
-        InvalidUsage: The name is of another catalog or schema.
-    """
-    parts = list(name)
-    if len(parts) == 3 and parts[0].lower() in CATALOGS:
-        del parts[0]
-    if len(parts) == 2 and parts[0].lower() in SCHEMAS:
-        del parts[0]
-    if len(parts) == 2 and parts[0].lower() == DATABASE:
-        return f"{DATABASE}.{parts[1]}"
-    if len(parts) != 1:
-        raise InvalidUsage(
-            f"{'.'.join(name)}: all objects are in the schema public; write {parts[-1]}"
-        )
-    return parts[0]
+def schemas_of(
+    objects: Iterable[ObjectStatus], kinds: Container[str] | None = None
+) -> dict[str, TableSchema]:
+    """Return the columns of objects, or of those of some kinds, by name."""
+    return {
+        each.name: each.schema
+        for each in objects
+        if each.schema is not None and (kinds is None or each.kind in kinds)
+    }
 
 
 class SessionCatalog:
@@ -160,6 +153,10 @@ class SessionCatalog:
         if found.kind not in TABLE_KINDS or found.schema is None:
             raise InvalidUsage(f"{found.name} is a {found.kind}: only tables are written")
         return found.name, found.schema
+
+    async def readable(self) -> dict[str, TableSchema]:
+        """Return the columns of all objects that have rows, by their names."""
+        return schemas_of(await self.all(), READABLE_KINDS)
 
     async def reads_of(self, name: str) -> ReadObjects:
         """Return an object as one whose rows are read. Raises as `find` does."""
@@ -253,25 +250,20 @@ class SessionContext:
     def spark(self, span: TextSpan, parameters: Sequence[SqlParameter] = ()) -> PlacedText:
         """Return a query or an expression of the statement in Spark's dialect, with its places.
         Raises `SqlSyntaxError`."""
-        try:
-            if self.dialect is SqlDialect.SPARK:
-                spark = SparkText(without_schema(span.text, SCHEMAS, CATALOGS))
-            else:
-                literals = [each.text for each in parameters]
-                times = self.times
+        if self.dialect is SqlDialect.SPARK:
+            return PlacedText.of(span, SparkText(without_schema(span.alone(), SCHEMAS, CATALOGS)))
+        literals = [each.text for each in parameters]
+        times = self.times
+        with places_in(span):
+            spark = to_spark(
+                span.alone(),
+                literals,
                 # In UTC, which has no summer time, Spark reads all as PostgreSQL does.
-                spark = to_spark(
-                    span.text,
-                    literals,
-                    None if times.is_utc else times,
-                    self._read_typed,
-                    name_columns=True,
-                    role_of=lambda offset: self._role_of(span, offset),
-                )
-        except SqlSyntaxError as error:
-            if error.position is not None:
-                error.position = span.place_of(error.position)
-            raise
+                None if times.is_utc else times,
+                self._read_typed,
+                name_columns=True,
+                role_of=lambda offset: self._role_of(span, offset),
+            )
         return PlacedText.of(span, spark)
 
     def _role_of(self, span: TextSpan, offset: int) -> str:
@@ -295,9 +287,7 @@ class SessionContext:
         queries = await work_on(size, lambda: typed_queries(statement)) if size else []
         if not queries:
             return {}
-        schemas = {
-            each.name: each.schema for each in await self.catalog.known() if each.schema is not None
-        }
+        schemas = schemas_of(await self.catalog.known())
         return await work_on(size, lambda: find(queries, schemas))
 
     def _read_typed(self, text: str, kind: WrittenType) -> str:
@@ -328,6 +318,14 @@ class SessionContext:
         of it keeps."""
         zone = self.spark_zone
         return {**self.spark_settings, **({TIME_ZONE: zone} if zone else {})}
+
+    def choose_query(
+        self, text: str, schemas: Mapping[str, TableSchema], changed: Mapping[str, object] = {}
+    ) -> QueryChoice:
+        """Return whether a query in Spark's dialect is a plain read, as `read_choice.choose_query`
+        does, under the settings of the session."""
+        names = [*self.settings.spark_conf, *self.spark_settings]
+        return choose_query(text, schemas, names, changed)
 
     @contextmanager
     def as_service(self) -> Iterator[None]:
@@ -367,7 +365,7 @@ class SessionContext:
         """Return the time that an ``AS OF`` names: milliseconds, or a timestamp. Raises
         `InvalidUsage`, and what the query of another expression raises."""
         try:
-            value = literal_value(expression.text, self.dialect, parameters)
+            value = literal_value(expression, parameters)
         except NotLocal:
             value = await self._computed(expression, parameters)
         if isinstance(value, SqlParameter):

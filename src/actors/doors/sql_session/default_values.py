@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 import msgspec
@@ -19,7 +18,7 @@ import pyarrow as pa
 
 from actors.doors.sql_session.context import SessionContext
 from actors.doors.sql_session.placed_text import PlacedText, placed
-from actors.doors.sql_session.row_arithmetic import computed_array
+from actors.doors.sql_session.row_arithmetic import arithmetic_of, computed_array
 from actors.doors.sql_session.row_values import (
     NotLocal,
     SqlParameter,
@@ -34,8 +33,14 @@ from actors.doors.sql_session.store_assignment import (
     number_text,
 )
 from actors.doors.sql_session.transaction import as_stored
-from actors.engine.sql.statements import TextSpan
-from actors.engine.sql.tokens import SqlDialect, lex_sql, name_value, quote_text, text_value
+from actors.engine.sql.statements import QualifiedName, TextSpan
+from actors.engine.sql.tokens import (
+    SqlDialect,
+    SqlToken,
+    lex_sql,
+    name_value,
+    text_value,
+)
 from actors.model.pgwire.sqlstate import InvalidClientData
 from actors.model.plan.column_defaults import (
     ColumnDefault,
@@ -47,7 +52,7 @@ from actors.model.plan.column_defaults import (
 )
 from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.model.protocol.relations import fold
-from actors.runtime.errors import DefinitionChanged, InvalidUsage, QueryRejected, TypeMismatch
+from actors.runtime.errors import DefinitionChanged, QueryRejected, TypeMismatch
 
 T = TypeVar("T")
 _MOMENTS: Final[dict[str, MomentKind]] = {
@@ -74,37 +79,55 @@ _CHANGING_TEXTS: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.I
 _DUMMY: Final = pa.table({"row": [0]})
 
 
-class StatementDefaults(msgspec.Struct, frozen=True):
-    """The values of a table's defaults in one statement, and the digest of all its defaults."""
+class TableScope(msgspec.Struct, frozen=True):
+    """A table whose rows a statement changes, and what it is carried out with: its session, its
+    parameters, the values of the table's defaults, and the digest of all its defaults (None: the
+    statement takes none)."""
 
+    context: SessionContext
+    table: str
+    schema: TableSchema
+    parameters: Sequence[SqlParameter] = ()
     values: DefaultValues = {}
-    digest: str = ""
+    digest: str | None = None
 
-    def literal(self, column: TableColumn) -> str:
+    def default(self, column: TableColumn) -> str:
         """Return the default of a column as an expression of Spark's, of the column's type."""
-        value = self.values.get(column.name)
-        return spark_literal(None if value is None else value.as_py(), column.type)
+        return _default_literal(self.values.get(column.name), column)
+
+    def spark(self, span: TextSpan) -> PlacedText:
+        """Return a part of the statement in Spark's dialect."""
+        return self.context.spark(span, self.parameters)
 
 
-NO_DEFAULTS: Final = StatementDefaults()
+def _default_literal(value: pa.Scalar | None, column: TableColumn) -> str:
+    return spark_literal(None if value is None else value.as_py(), column.type)
+
+
+async def open_table(
+    context: SessionContext, name: QualifiedName, parameters: Sequence[SqlParameter]
+) -> TableScope:
+    """Return the scope of a statement that changes a table. Raises as `find_table` does."""
+    table, schema = await context.catalog.find_table(name)
+    return TableScope(context, table, schema, parameters)
 
 
 def is_default(span: TextSpan) -> bool:
     """Return whether a value is the word DEFAULT, which is no expression."""
-    return span.text.strip().upper() == "DEFAULT"
+    return [token.word for token in span.tokens] == ["DEFAULT"]
 
 
 # -- statements of rows ----------------------------------------------------------------------------
 
 
-async def statement_defaults(
-    context: SessionContext, table: str, schema: TableSchema, wanted: Callable[[], Collection[str]]
-) -> StatementDefaults:
-    """Return the defaults for a statement. `wanted` returns the columns whose defaults it takes; it
-    is asked only if Spark would have to compute one. Raises as `SessionContext.collect`."""
-    defaults = context.catalog.column_defaults(table)
+async def with_defaults(scope: TableScope, wanted: Callable[[], Collection[str]]) -> TableScope:
+    """Return a statement's scope with the table's defaults. `wanted` returns the columns whose
+    defaults it takes; it is asked only if Spark would have to compute one. Raises as
+    `SessionContext.collect`."""
+    context, schema = scope.context, scope.schema
+    defaults = context.catalog.column_defaults(scope.table)
     if not defaults:
-        return NO_DEFAULTS
+        return msgspec.structs.replace(scope, digest="")
     now = datetime.now(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     values = known_values(defaults, schema, now // _MICROSECOND)
     if not context.times.is_utc:
@@ -124,7 +147,7 @@ async def statement_defaults(
             rows = await context.collect(placed(f"SELECT {', '.join(casts)}"))
         for number, column in enumerate(rest):
             values[column.name] = rows.column(number).cast(arrow_type(column.type))[0]
-    return StatementDefaults(values, defaults_digest(defaults))
+    return msgspec.structs.replace(scope, values=values, digest=defaults_digest(defaults))
 
 
 _MICROSECOND: Final = datetime.resolution
@@ -147,42 +170,6 @@ async def with_present_definition(context: SessionContext, write: Callable[[], A
         return await write()
 
 
-def session_literal(value: pa.Scalar | None, column: TableColumn, dialect: SqlDialect) -> str:
-    """Return a default as a literal of a session's dialect, which `literal_value` reads if it can.
-
-    >>> session_literal(pa.scalar("it's"), TableColumn("a", "string"), SqlDialect.POSTGRES)
-    "'it''s'"
-    >>> session_literal(pa.scalar(datetime(2020, 1, 1)), TableColumn("a", "timestamp"), \
-SqlDialect.SPARK)
-    "TIMESTAMP '2020-01-01 00:00:00'"
-
-    Raises:
-        InvalidUsage: PostgreSQL's dialect has no literal of that type.
-    """
-    plain = None if value is None else value.as_py()
-    match plain:
-        case None | bool():
-            return {None: "NULL", True: "TRUE", False: "FALSE"}[plain]
-        case int() | Decimal():
-            return f"{plain:f}" if isinstance(plain, Decimal) else str(plain)
-        case str():
-            return quote_text(plain) if dialect is SqlDialect.SPARK else _postgres_text(plain)
-        case datetime():
-            return f"TIMESTAMP '{plain.replace(tzinfo=None).isoformat(sep=' ')}'"
-        case date():
-            return f"DATE '{plain.isoformat()}'"
-    if dialect is SqlDialect.SPARK:
-        return spark_literal(plain, column.type)
-    raise InvalidUsage(
-        f"column {column.name}: DEFAULT of a {column.type} is not known in ON CONFLICT: write the "
-        f"value, or leave the column out"
-    )
-
-
-def _postgres_text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 # -- definitions -----------------------------------------------------------------------------------
 
 
@@ -200,23 +187,24 @@ async def defined_default(
     text = query.text
     kind = arrow_type(column.type)
     try:
-        value = _local_value(context, span, text, column)
+        value = _local_value(context, span, column)
     except (TypeMismatch, InvalidClientData) as error:
         raise _refused(f"{error}: the value of {span.text} does not fit", span) from None
     if value is None:
-        _refuse_user(text, span)
-        moment = _moment_of(text)
+        tokens = lex_sql(text)
+        _refuse_user(tokens, span)
+        moment = _moment_of(tokens)
         if moment and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
             return ColumnDefault(text, moment=moment)
         value = await _computed_value(context, table, column, query, span)
-        if _is_changing(text):
+        if _is_changing(tokens):
             return ColumnDefault(text)
     shape = TableSchema((TableColumn(column.name, column.type),))
     try:
         stored = as_stored(table, pa.table([value], schema=shape.arrow()), shape)
         made = stored.column(0).combine_chunks()
         # Statements write it as a literal, too.
-        StatementDefaults({column.name: made[0]}).literal(column)
+        _default_literal(made[0], column)
     except (TypeMismatch, ValueError, OverflowError) as error:
         raise _refused(f"{error}: the value of {span.text} does not fit", span) from None
     return None if made.null_count else constant_default(text, made)
@@ -229,17 +217,16 @@ def _refused(problem: str, span: TextSpan) -> QueryRejected:
     return error
 
 
-def _local_value(
-    context: SessionContext, span: TextSpan, text: str, column: TableColumn
-) -> pa.Array | None:
+def _local_value(context: SessionContext, span: TextSpan, column: TableColumn) -> pa.Array | None:
     """Return the value of a literal, or of plain arithmetic; None for another expression."""
     try:
-        value = literal_value(span.text, context.dialect, ())
+        value = literal_value(span, ())
         return column_array([value], column, times=context.times)
     except NotLocal:
         pass
     try:
-        return computed_array(text, _DUMMY, TableSchema(()), "", column).combine_chunks()
+        node = arithmetic_of(span, ())
+        return computed_array(node, _DUMMY, TableSchema(()), "", column).combine_chunks()
     except NotLocal:
         return None
 
@@ -284,17 +271,17 @@ async def _computed_value(
     return rows.column(0).cast(arrow_type(column.type)).combine_chunks()
 
 
-def _refuse_user(text: str, span: TextSpan) -> None:
+def _refuse_user(tokens: Sequence[SqlToken], span: TextSpan) -> None:
     """Raise `QueryRejected` for an expression of the user's name."""
-    for token in lex_sql(text):
+    for token in tokens:
         if token.kind == "word" and _USER.fullmatch(token.text.lower()):
             # Spark would give its own user, whoever writes the row.
             raise _refused(f"{token.text} is not known in a DEFAULT: write the name", span)
 
 
-def _moment_of(text: str) -> MomentKind:
-    """Return which time of a statement a text of Spark's dialect is; empty: another expression."""
-    words = [token.text.lower() for token in lex_sql(text)]
+def _moment_of(tokens: Sequence[SqlToken]) -> MomentKind:
+    """Return which time of a statement an expression of Spark's dialect is; empty: none."""
+    words = [token.text.lower() for token in tokens]
     if words[1:] in ([], ["(", ")"]):
         # Some are known without brackets, and Spark refuses the others before.
         bare = words[1:] or words[0] in ("current_timestamp", "current_date", "localtimestamp")
@@ -302,15 +289,14 @@ def _moment_of(text: str) -> MomentKind:
     return ""
 
 
-def _is_changing(text: str) -> bool:
+def _is_changing(tokens: Iterable[SqlToken]) -> bool:
     """Return whether an expression may have another value in a later statement.
 
-    >>> _is_changing("date_add(current_date(), 7)"), _is_changing("concat('now', 'x')")
-    (True, True)
-    >>> _is_changing("upper('a') || cast(1 + 1 as string)")
-    False
+    >>> texts = ["date_add(current_date(), 7)", "concat('now', 'x')", "upper('a') || 'b'"]
+    >>> [_is_changing(lex_sql(text)) for text in texts]
+    [True, True, False]
     """
-    for token in lex_sql(text):
+    for token in tokens:
         match token.kind:
             case "word" if _CHANGING.fullmatch(token.text.lower()):
                 return True
@@ -328,18 +314,16 @@ def _moment_literal(context: SessionContext, span: TextSpan) -> str | None:
     if times.is_utc or context.dialect is SqlDialect.SPARK:
         return None
     try:
-        value = literal_value(span.text, context.dialect, ())
+        value = literal_value(span, ())
     except NotLocal:
         return None
     return times.absolute(value.value) if isinstance(value, SqlParameter) else None
 
 
 def cast_or_default(
-    context: SessionContext,
+    scope: TableScope,
     span: TextSpan,
     column: TableColumn,
-    parameters: Sequence[SqlParameter],
-    defaults: StatementDefaults,
     *,
     cast: bool = True,
     as_text: bool = False,
@@ -347,6 +331,7 @@ def cast_or_default(
     """Return an expression of the statement, cast to a column's type (unless `cast` is False), or
     the column's default. `as_text`: a number that must be exact is given as its digits
     (`number_text`)."""
+    context = scope.context
     exact = context.dialect is SqlDialect.POSTGRES
 
     def known(literal: str) -> PlacedText:
@@ -354,19 +339,19 @@ def cast_or_default(
 
     # DEFAULT is no expression.
     if is_default(span):
-        return known(defaults.literal(column))
+        return known(scope.default(column))
     moment = _moment_literal(context, span) if column.type == "timestamp" else None
     if moment is not None:
         return placed(f"CAST('{moment}' AS timestamp)").around(span)
     if exact:
         # A text is read as PostgreSQL does, and not as Spark casts it.
         try:
-            value = literal_value(span.text, context.dialect, parameters)
+            value = literal_value(span, scope.parameters)
             found = column_array([value], column, times=context.times)
             return known(spark_literal(found[0].as_py(), column.type)).around(span)
         except NotLocal:
             pass
-    text = context.spark(span, parameters)
+    text = scope.spark(span)
     digits = (number_text if as_text else exact_cast)(f"({text.text})", column.type)
     if exact and digits:
         return text.within(digits).around(span)

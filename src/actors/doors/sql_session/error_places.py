@@ -9,6 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from actors.engine.sql.statements import TextSpan
 from actors.engine.sql.tokens import line_and_column
 from actors.runtime.errors import DefiniteError, QueryRejected, SqlSyntaxError
 
@@ -17,24 +18,26 @@ _LINE: Final = re.compile(r"\Aline \d+, column \d+")
 
 
 @contextmanager
-def counted_from(offset: int, text: str = "") -> Iterator[None]:
-    """Count the positions of errors from the begin of a text whose part at `offset` is carried out
-    here. With `text`, the whole, messages that name line and column name those in it.
+def places_in(span: TextSpan) -> Iterator[None]:
+    """Give errors in a part of a statement, read alone, their places in the whole text; messages
+    that name line and column name those there.
 
-    >>> with counted_from(10, "SELECT 1;\\n CREATE x"):
-    ...     raise SqlSyntaxError("line 1, column 9: no", position=8)
+    >>> from actors.engine.sql.grammar import split_statements
+    >>> (_, second) = split_statements("SELECT 1;\\n CREATE x")
+    >>> with places_in(second):
+    ...     raise SqlSyntaxError("line 1, column 9: no", position=7)
     Traceback (most recent call last):
     actors.runtime.errors.SqlSyntaxError: line 2, column 9: no
     """
     try:
         yield
-    except _PLACED as error:
+    except SqlSyntaxError as error:
         if error.position is not None:
-            error.position += offset
-            if text and isinstance(error, SqlSyntaxError):
-                line, column = line_and_column(text, error.position)
-                error.problem = _LINE.sub(f"line {line}, column {column}", error.problem)
-                error.args = (_LINE.sub(f"line {line}, column {column}", str(error)),)
+            error.position = span.place_of(error.position)
+        if error.position is not None:
+            line, column = line_and_column(span.lexed.text, error.position)
+            error.problem = _LINE.sub(f"line {line}, column {column}", error.problem)
+            error.args = (_LINE.sub(f"line {line}, column {column}", str(error)),)
         raise
 
 

@@ -16,12 +16,17 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from actors.doors.sql_session.context import SessionContext
-from actors.doors.sql_session.row_values import NotLocal, SqlParameter, column_array, literal_value
+from actors.doors.sql_session.default_values import TableScope
+from actors.doors.sql_session.row_values import (
+    DEFAULT_MARK,
+    NotLocal,
+    SqlParameter,
+    column_array,
+    literal_value,
+)
 from actors.doors.sql_session.transaction import PendingChange
-from actors.engine.sql.reader import StatementReader, lex_text
+from actors.engine.sql.reader import StatementReader
 from actors.engine.sql.statements import MergeClause, MergeStatement, TextSpan
-from actors.model.plan.column_defaults import DefaultValues
 from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage, SqlSyntaxError
@@ -30,7 +35,7 @@ KEYED_ROWS_MAX: Final = 10_000
 """Rows of a MERGE that are looked up by their keys; more are joined by Spark."""
 _EFFECTS: Final = {
     "matched": ("update", "update all", "delete", "nothing"),
-    "not matched": ("insert", "insert all", "nothing"),
+    "not matched": ("insert", "insert all", "insert given", "nothing"),
 }
 
 
@@ -51,57 +56,66 @@ class KeyedMerge(msgspec.Struct, frozen=True):
     unmatched: ClauseEffect | None
 
 
-def read_keyed_merge(
-    context: SessionContext,
-    schema: TableSchema,
-    table: str,
-    statement: MergeStatement,
-    parameters: Sequence[SqlParameter],
-    defaults: DefaultValues | None = None,
-) -> KeyedMerge | None:
+def read_keyed_merge(scope: TableScope, statement: MergeStatement) -> KeyedMerge | None:
     """Return a MERGE as one by keys; None if Spark must carry it out."""
-    transaction = context.transaction
+    transaction = scope.context.transaction
     # The transaction's own rows are laid over the table's by Spark.
-    if transaction is not None and table in transaction.tables:
+    if transaction is not None and scope.table in transaction.tables:
         return None
     try:
-        return _KeyedReader(context, schema, table, statement, parameters, defaults or {}).read()
+        return _KeyedRows(scope, statement).merge()
     except (NotLocal, SqlSyntaxError):
         return None
 
 
-class _KeyedReader:
-    """Reads one MERGE. Every method raises `NotLocal` for what only Spark reads."""
+class _KeyedRows:
+    """The source's rows of one MERGE. Every method raises `NotLocal` for what only Spark reads."""
 
-    def __init__(
-        self,
-        context: SessionContext,
-        schema: TableSchema,
-        table: str,
-        statement: MergeStatement,
-        parameters: Sequence[SqlParameter],
-        defaults: DefaultValues,
-    ) -> None:
-        self._context = context
-        self._defaults = defaults
+    def __init__(self, scope: TableScope, statement: MergeStatement) -> None:
+        schema = scope.schema
+        rows = statement.source_rows
+        if not schema.key or not statement.source_alias or rows is None:
+            raise NotLocal
+        names = [fold(name) for name in rows.names]
+        if len(set(names)) < len(names) or len(rows.rows) > KEYED_ROWS_MAX:
+            raise NotLocal
+        if {len(row) for row in rows.rows} != {len(names)}:
+            raise NotLocal
+        self._scope = scope
         self._statement = statement
-        self._parameters = parameters
         self._own = {fold(column.name): column for column in schema.columns}
         self._schema = schema
-        self._target = fold(statement.alias or table)
-        self._source = fold(statement.source_alias or "")
-        self._values: dict[str, list[Any]] = {}
-        self._count = 0
+        self._target = fold(statement.alias or scope.table)
+        self._source = fold(statement.source_alias)
+        self._count = len(rows.rows)
+        self._values = {
+            name: self._of_one_kind([self._value(span, name) for span in spans])
+            for name, spans in zip(names, zip(*rows.rows, strict=True), strict=True)
+        }
 
-    def read(self) -> KeyedMerge:
-        statement, query = self._statement, self._statement.source_query
-        if not self._schema.key or not self._source or query is None or query.as_of or query.pins:
+    def _value(self, span: TextSpan, name: str) -> Any:
+        value = literal_value(span, self._scope.parameters)
+        # DEFAULT is a value of the rows of ON CONFLICT, which have the columns' own names.
+        if value is DEFAULT_MARK and self._statement.on is None:
+            default = self._scope.values.get(self._own[name].name)
+            return None if default is None else default.as_py()
+        return value
+
+    @staticmethod
+    def _of_one_kind(values: list[Any]) -> list[Any]:
+        """Return a column's values. Raises `NotLocal` for several kinds: Spark takes a type that
+        all have in common, in which one of them may be another value."""
+        plain = [each.value if isinstance(each, SqlParameter) else each for each in values]
+        if len({type(each) for each in plain if each is not None}) > 1:
             raise NotLocal
-        self._read_rows(query.query.text)
+        return values
+
+    def merge(self) -> KeyedMerge:
+        """Return the MERGE as one by keys."""
         # Before the clauses: most that are no upsert fail here.
         keys = self._keys()
         clauses: dict[str, MergeClause] = {}
-        for clause in statement.clauses:
+        for clause in self._statement.clauses:
             if clause.condition is not None or clause.action not in _EFFECTS.get(clause.match, ()):
                 raise NotLocal
             # The first clause that fits counts, and without a condition it always does.
@@ -109,60 +123,33 @@ class _KeyedReader:
         effects = {match: self._effect(clause) for match, clause in clauses.items()}
         return KeyedMerge(keys, effects.get("matched"), effects.get("not matched"))
 
-    def _reader(self, text: str) -> StatementReader:
-        return StatementReader(lex_text(text, self._context.dialect))
-
-    # -- the source's rows ---------------------------------------------------------------------
-
-    def _read_rows(self, text: str) -> None:
-        """Read ``SELECT * FROM (VALUES (…), …) AS v(a, b)``."""
-        reader = self._reader(text)
-        if not reader.take("SELECT", "*", "FROM"):
-            raise NotLocal
-        inside = reader.bracketed()
-        if not inside.take("VALUES"):
-            raise NotLocal
-        rows = [self._literals(inside.bracketed())]
-        while inside.take(","):
-            rows.append(self._literals(inside.bracketed()))
-        alias = reader.alias()
-        names = [fold(name) for name in reader.column_names()]
-        widths = {len(row) for row in rows} | {len(names)}
-        if not inside.ends() or not reader.ends() or alias is None or len(widths) > 1:
-            raise NotLocal
-        if len(set(names)) < len(names) or len(rows) > KEYED_ROWS_MAX:
-            raise NotLocal
-        self._count = len(rows)
-        for name, values in zip(names, zip(*rows, strict=True), strict=True):
-            self._values[name] = _of_one_kind(values)
-
-    def _literals(self, reader: StatementReader) -> list[Any]:
-        return [self._literal(span) for span in reader.expressions("a value")]
-
-    def _literal(self, span: TextSpan) -> Any:
-        return literal_value(span.text, self._context.dialect, self._parameters)
-
     # -- conditions and clauses ----------------------------------------------------------------
 
     def _keys(self) -> pa.Table:
-        """Read the ON: equalities of all key columns with columns of the source."""
-        reader = self._reader(self._statement.on.text)
-        found: dict[str, pa.Array] = {}
+        """Return the source's values of the key's columns, each of which ON must equate once."""
+        on = self._statement.on
+        own = [fold(name) for name in self._schema.key]
+        pairs = [(name, name) for name in own] if on is None else self._equated(on)
+        if sorted(column for column, _ in pairs) != sorted(own):
+            raise NotLocal
+        found = dict(pairs)
+        columns = [self._key_values(self._own[name], found[name]) for name in own]
+        return pa.table(columns, names=list(self._schema.key))
+
+    def _equated(self, on: TextSpan) -> list[tuple[str, str]]:
+        """Return the columns of the table and of the source that a condition equates."""
+        reader = StatementReader.of(on)
+        found = []
         while True:
-            one = self._qualified(reader)
+            one = _qualified(reader)
             reader.need("=")
-            sides = dict((one, self._qualified(reader)))
+            sides = dict((one, _qualified(reader)))
             if sides.keys() != {self._target, self._source} or self._target == self._source:
                 raise NotLocal
-            column = self._own.get(sides[self._target])
-            if column is None or column.name in found:
-                raise NotLocal
-            found[column.name] = self._key_values(column, sides[self._source])
+            found.append((sides[self._target], sides[self._source]))
             if not reader.take("AND"):
-                break
-        if not reader.ends() or found.keys() != set(self._schema.key):
-            raise NotLocal
-        return pa.table([found[name] for name in self._schema.key], names=list(self._schema.key))
+                reader.need_end()
+                return found
 
     def _key_values(self, column: TableColumn, source: str) -> pa.Array:
         kind = arrow_type(column.type)
@@ -176,17 +163,15 @@ class _KeyedReader:
                 raise NotLocal
         return self._array(column, source)
 
-    def _qualified(self, reader: StatementReader) -> tuple[str, str]:
-        """Take ``alias.column``; return both, folded."""
-        qualifier = fold(reader.name())
-        reader.need(".")
-        return qualifier, fold(reader.name())
-
     def _effect(self, clause: MergeClause) -> ClauseEffect:
         columns = self._schema.columns
         match clause.action:
             case "update all" | "insert all":
                 values = {each.name: self._array(each, fold(each.name)) for each in columns}
+            case "insert given":
+                given = [self._own[fold(name)] for name in clause.columns]
+                values = {each.name: self._array(each, fold(each.name)) for each in given}
+                values = self._left_out() | values
             case "update":
                 pairs = [(fold(each.column[-1]), each.value) for each in clause.assignments]
                 values = self._assigned(pairs)
@@ -203,7 +188,7 @@ class _KeyedReader:
 
     def _left_out(self) -> dict[str, pa.Array]:
         """Return what columns have that an INSERT leaves out."""
-        return {name: pa.repeat(value, self._count) for name, value in self._defaults.items()}
+        return {name: pa.repeat(value, self._count) for name, value in self._scope.values.items()}
 
     def _assigned(self, pairs: Sequence[tuple[str, TextSpan]]) -> dict[str, pa.Array]:
         found: dict[str, pa.Array] = {}
@@ -212,18 +197,21 @@ class _KeyedReader:
             # A column that is set twice is refused by who carries it out.
             if column is None or column.name in found:
                 raise NotLocal
-            found[column.name] = self._value(column, span)
+            found[column.name] = self._assigned_value(column, span)
         return found
 
-    def _value(self, column: TableColumn, span: TextSpan) -> pa.Array:
-        reader = self._reader(span.text)
-        if len(reader.tokens) == 3 and reader.tokens[1].text == ".":
-            qualifier, name = self._qualified(reader)
-            if qualifier != self._source:
+    def _assigned_value(self, column: TableColumn, span: TextSpan) -> pa.Array:
+        if [token.text for token in span.tokens[1:2]] == ["."]:
+            reader = StatementReader.of(span)
+            qualifier, name = _qualified(reader)
+            if qualifier != self._source or not reader.ends():
                 raise NotLocal
             return self._array(column, name)
         value = column_array(
-            [self._literal(span)], column, times=self._context.times, defaults=self._defaults
+            [literal_value(span, self._scope.parameters)],
+            column,
+            times=self._scope.context.times,
+            defaults=self._scope.values,
         )
         return pa.repeat(value[0], self._count)
 
@@ -235,26 +223,23 @@ class _KeyedReader:
         return values
 
     def _array(self, column: TableColumn, source: str) -> pa.Array:
-        return column_array(self._column(source), column, times=self._context.times)
+        return column_array(self._column(source), column, times=self._scope.context.times)
 
 
-def _of_one_kind(values: Sequence[Any]) -> list[Any]:
-    """Return a column's values. Raises `NotLocal` for several kinds: Spark takes a type that all
-    have in common, in which one of them may be another value."""
-    plain = [each.value if isinstance(each, SqlParameter) else each for each in values]
-    if len({type(each) for each in plain if each is not None}) > 1:
-        raise NotLocal
-    return list(values)
+def _qualified(reader: StatementReader) -> tuple[str, str]:
+    """Take ``alias.column``; return both, folded."""
+    qualifier = fold(reader.name())
+    reader.need(".")
+    return qualifier, fold(reader.name())
 
 
 # -- carrying it out -------------------------------------------------------------------------------
 
 
-async def compute_keyed_merge(
-    context: SessionContext, table: str, schema: TableSchema, merge: KeyedMerge
-) -> tuple[PendingChange, int]:
+async def compute_keyed_merge(scope: TableScope, merge: KeyedMerge) -> tuple[PendingChange, int]:
     """Look up the rows of the keys. Return the change, and the number of rows of the source that
     made one. Raises `InvalidUsage` if two rows of the source change the same row."""
+    context, table, schema = scope.context, scope.table, scope.schema
     wanted = merge.keys.to_pylist()
     # NULL equals nothing. A key that comes twice is asked for once.
     whole = list({tuple(k.values()): k for k in wanted if None not in k.values()}.values())

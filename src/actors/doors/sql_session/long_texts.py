@@ -11,14 +11,14 @@ from typing import TypeVar
 
 import anyio.to_thread
 
-from actors.runtime.threshold_probes import STATEMENT_ON_LOOP
+LOOP_CHARACTERS_MAX = 8_192
 
 T = TypeVar("T")
 
 
 async def work_on(characters: int, function: Callable[[], T]) -> T:
     """Return what a pure function makes of a text of this length; raise what it raises."""
-    if not STATEMENT_ON_LOOP.exceeded_by(characters):
+    if characters <= LOOP_CHARACTERS_MAX:
         # A thread costs more than the work itself.
         return function()
     return await anyio.to_thread.run_sync(function)

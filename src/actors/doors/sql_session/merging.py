@@ -1,4 +1,5 @@
-"""MERGE, also of INSERT … ON CONFLICT.
+"""MERGE, and INSERT … ON CONFLICT as the MERGE that it is: the rows that would be inserted are its
+source, named ``excluded``, and the PRIMARY KEY is its condition.
 
 Where the statement names keys, the rows are looked up by them (`keyed_merge`). Else one query has
 the old row of each match, the number of the first clause that fits, and the new row beside it.
@@ -6,18 +7,19 @@ the old row of each match, the number of the first clause that fits, and the new
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.doors.sql_session.context import SessionContext, object_name
+from actors.doors.sql_session.context import SessionContext
 from actors.doors.sql_session.default_values import (
-    StatementDefaults,
+    TableScope,
     cast_or_default,
     is_default,
-    statement_defaults,
+    open_table,
+    with_defaults,
     with_present_definition,
 )
 from actors.doors.sql_session.keyed_merge import (
@@ -26,14 +28,24 @@ from actors.doors.sql_session.keyed_merge import (
     repeated_match,
 )
 from actors.doors.sql_session.long_texts import work_on
-from actors.doors.sql_session.placed_text import PlacedText, joined, placed, quoted
+from actors.doors.sql_session.placed_text import PlacedText, joined, placed
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.returning import ReturningList
 from actors.doors.sql_session.row_changes import NEW, ComputedChange, change_rows, read_rows
 from actors.doors.sql_session.row_values import SqlParameter
-from actors.doors.sql_session.store_assignment import assigned_cast
+from actors.doors.sql_session.store_assignment import cast_column
 from actors.doors.sql_session.transaction import PendingChange
-from actors.engine.sql.statements import MergeClause, MergeStatement
+from actors.engine.sql.object_names import object_name
+from actors.engine.sql.statements import (
+    ConflictClause,
+    InsertStatement,
+    MergeClause,
+    MergeMatch,
+    MergeStatement,
+    TextSpan,
+    WrittenRows,
+)
+from actors.engine.sql.tokens import SqlDialect, quote_name
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage
@@ -45,6 +57,7 @@ _ACTION: Final = "penstock_action"
 _ROW: Final = "penstock_row"
 _IN_TARGET: Final = "penstock_in_target"
 _IN_SOURCE: Final = "penstock_in_source"
+_EXCLUDED: Final = "excluded"
 
 
 async def merge(
@@ -57,11 +70,9 @@ async def merge(
     """
 
     async def work() -> int:
-        table, schema = await context.catalog.find_table(statement.table)
-        defaults = await statement_defaults(
-            context, table, schema, lambda: _wanted_by(schema, statement.clauses)
-        )
-        count, _ = await merge_rows(context, statement, parameters, None, defaults)
+        scope = await open_table(context, statement.table, parameters)
+        scope = await with_defaults(scope, lambda: _wanted_by(scope.schema, statement.clauses))
+        count, _ = await merge_rows(scope, statement, None)
         return count
 
     count = await with_present_definition(context, work)
@@ -69,36 +80,29 @@ async def merge(
 
 
 async def merge_rows(
-    context: SessionContext,
-    statement: MergeStatement,
-    parameters: Parameters,
-    returning: ReturningList | None,
-    defaults: StatementDefaults,
+    scope: TableScope, statement: MergeStatement, returning: ReturningList | None
 ) -> tuple[int, pa.Table | None]:
     """Carry a MERGE out; return as `change_rows` does, and raise as `merge`."""
-    table, schema = await context.catalog.find_table(statement.table)
-    size = len(parameters) * _PARAMETER_CHARACTERS + _length(statement)
-    keyed = await work_on(
-        size,
-        lambda: read_keyed_merge(context, schema, table, statement, parameters, defaults.values),
-    )
+    size = len(scope.parameters) * _PARAMETER_CHARACTERS + _length(statement)
+    keyed = await work_on(size, lambda: read_keyed_merge(scope, statement))
     text = placed()
     if keyed is None:
-        text = await work_on(
-            size, lambda: _merge_query(context, table, schema, statement, parameters, defaults)
-        )
+        text = await work_on(size, _MergeQuery(scope, statement).text)
 
     async def compute() -> ComputedChange:
         if keyed is not None:
-            return ComputedChange(*await compute_keyed_merge(context, table, schema, keyed))
-        return _merged(table, schema, statement.clauses, await read_rows(context, text))
+            return ComputedChange(*await compute_keyed_merge(scope, keyed))
+        rows = await read_rows(scope.context, text)
+        return _merged(scope.table, scope.schema, statement.clauses, rows)
 
-    return await change_rows(context, table, schema, compute, returning, defaults)
+    return await change_rows(scope, compute, returning)
 
 
 def _length(statement: MergeStatement) -> int:
-    query = statement.source_query
-    return 0 if query is None else len(query.query.text)
+    query, rows = statement.source_query, statement.source_rows
+    if query is not None:
+        return query.query.end - query.query.start
+    return 0 if rows is None else rows.rows[-1][-1].end - rows.rows[0][0].start
 
 
 def _wanted_by(schema: TableSchema, clauses: Sequence[MergeClause]) -> set[str]:
@@ -106,6 +110,9 @@ def _wanted_by(schema: TableSchema, clauses: Sequence[MergeClause]) -> set[str]:
     wanted = set()
     for clause in clauses:
         given = {fold(each.column[-1]): each.value for each in clause.assignments}
+        if clause.action == "insert given":
+            wanted |= set(schema.names) - set(clause.columns)
+            continue
         inserts = clause.action == "insert"
         if inserts:
             named = zip(clause.columns or schema.names, clause.values, strict=False)
@@ -117,125 +124,132 @@ def _wanted_by(schema: TableSchema, clauses: Sequence[MergeClause]) -> set[str]:
     return wanted
 
 
-def _merge_query(
-    context: SessionContext,
-    table: str,
-    schema: TableSchema,
-    statement: MergeStatement,
-    parameters: Parameters,
-    defaults: StatementDefaults,
-) -> PlacedText:
-    """Return the query of the matches: the old row, the number of its clause, and the new row."""
-    target = quoted(statement.alias or table)
-    if statement.source_query is not None:
-        source_rows = placed(
-            "(", context.spark(statement.source_query.query, parameters).before(")")
+class _MergeQuery:
+    """Writes the query of a MERGE's matches: the old row, the number of its clause, and the new
+    row."""
+
+    def __init__(self, scope: TableScope, statement: MergeStatement) -> None:
+        self._scope = scope
+        self._schema = scope.schema
+        self._statement = statement
+        self._clauses = statement.clauses
+        name = None if statement.source_name is None else object_name(statement.source_name)
+        self._source = quote_name(statement.source_alias or name or "source")
+        self._target = quote_name(statement.alias or scope.table)
+
+    def text(self) -> PlacedText:
+        """Return the whole query."""
+        target = self._target
+        new = [
+            placed(self._chosen(column), f" AS {NEW}{number}")
+            for number, column in enumerate(self._schema.columns)
+        ]
+        names = map(quote_name, self._schema.names)
+        old = ", ".join(f"{target}.{name} AS {name}" for name in names)
+        # Numbers tell rows apart that are equal: a bag may hold two of a kind.
+        return placed(
+            f"SELECT * FROM (SELECT {old}, {target}.{_ROW} AS {_ROW}, ",
+            self._clause_number(),
+            f" AS {_ACTION}, ",
+            joined(", ", new),
+            f" FROM (SELECT *, monotonically_increasing_id() AS {_ROW}, true AS {_IN_TARGET} "
+            f"FROM {quote_name(self._scope.table)}) AS {target} "
+            f"FULL OUTER JOIN (SELECT *, true AS {_IN_SOURCE} FROM ",
+            self._source_rows(),
+            f") AS {self._source} ",
+            self._condition(),
+            f" WHERE {_ACTION} IS NOT NULL",
         )
-        source = quoted(statement.source_alias or "source")
-    else:
-        assert statement.source_name is not None
-        name = object_name(statement.source_name)
-        source_rows, source = placed(quoted(name)), quoted(statement.source_alias or name)
-    clauses = statement.clauses
-    new = [
-        placed(
-            _chosen(context, schema, clauses, column, source, target, parameters, defaults),
-            f" AS {NEW}{number}",
-        )
-        for number, column in enumerate(schema.columns)
-    ]
-    old = [f"{target}.{quoted(name)} AS {quoted(name)}" for name in schema.names]
-    # Numbers tell rows apart that are equal: a bag may hold two of a kind.
-    return placed(
-        f"SELECT * FROM (SELECT {', '.join(old)}, {target}.{_ROW} AS {_ROW}, ",
-        _clause_number(context, clauses, parameters),
-        f" AS {_ACTION}, ",
-        joined(", ", new),
-        f" FROM (SELECT *, monotonically_increasing_id() AS {_ROW}, true AS {_IN_TARGET} "
-        f"FROM {quoted(table)}) AS {target} "
-        f"FULL OUTER JOIN (SELECT *, true AS {_IN_SOURCE} FROM ",
-        source_rows,
-        f") AS {source} ",
-        placed("ON ", context.spark(statement.on, parameters).before(")")).around(statement.on),
-        f" WHERE {_ACTION} IS NOT NULL",
-    )
+
+    def _source_rows(self) -> PlacedText:
+        """Return the relation of the source."""
+        statement = self._statement
+        query, rows = statement.source_query, statement.source_rows
+        named = ", ".join(map(quote_name, statement.source_columns))
+        if query is not None and named:
+            # On a line of its own: the query may end with a comment.
+            inner = self._scope.spark(query.query).before("\n) AS v(")
+            return placed("(SELECT * FROM (", inner, named, "))")
+        if query is not None:
+            return placed("(", self._scope.spark(query.query).before(")"))
+        if rows is None:
+            assert statement.source_name is not None
+            return placed(quote_name(object_name(statement.source_name)))
+        own = {column.name: column for column in self._schema.columns}
+        columns = [own[name] for name in rows.names]
+
+        def value(span: TextSpan, column: TableColumn) -> PlacedText:
+            literal = self._scope.default(column) if is_default(span) else ""
+            return placed(literal) if literal else self._scope.spark(span)
+
+        lines = (placed("(", joined(", ", map(value, row, columns)), ")") for row in rows.rows)
+        return placed("(SELECT * FROM (VALUES ", joined(", ", lines), f") AS v({named}))")
+
+    def _condition(self) -> PlacedText:
+        """Return the condition, with the bracket that closes the join."""
+        on = self._statement.on
+        if on is not None:
+            return placed("ON ", self._scope.spark(on).before(")")).around(on)
+        keys = map(quote_name, self._schema.key)
+        equal = " AND ".join(f"{self._target}.{key} = {self._source}.{key}" for key in keys)
+        return placed(f"ON {equal})")
+
+    def _clause_number(self) -> PlacedText:
+        """Return the expression of the first clause that fits; NULL if none does."""
+        cases = []
+        for number, clause in enumerate(self._clauses):
+            test = placed(f"({_MATCHES[clause.match]})")
+            if clause.condition is not None:
+                # One that is no condition is told of at the AND.
+                condition = self._scope.spark(clause.condition).before(")")
+                test = placed(test, " AND (", condition).around(clause.condition)
+            result = "NULL" if clause.action == "nothing" else str(number)
+            cases.append(placed("WHEN ", test, f" THEN {result}"))
+        return placed("CASE ", joined(" ", cases), " END")
+
+    def _chosen(self, column: TableColumn) -> PlacedText:
+        """Return the expression of a column's new value, by the clause that fits."""
+        values = ((number, self._value(each, column)) for number, each in enumerate(self._clauses))
+        cases = [placed(f"WHEN {n} THEN ", value) for n, value in values if value is not None]
+        if not cases:
+            return placed(f"CAST(NULL AS {column.type})")
+        return placed("CASE ", self._clause_number(), " ", joined(" ", cases), " END")
+
+    def _value(self, clause: MergeClause, column: TableColumn) -> PlacedText | None:
+        """Return what a clause gives a column, of its type; None if it makes no row."""
+        context, name = self._scope.context, quote_name(column.name)
+        match clause.action:
+            case "update all" | "insert all":
+                conf = context.spark_conf()
+                return cast_column(f"{self._source}.{name}", column, conf, exact=False)
+            case "update":
+                given = {fold(each.column[-1]): each.value for each in clause.assignments}
+                if fold(column.name) not in given:
+                    return placed(f"CAST({self._target}.{name} AS {column.type})")
+            case "insert given":
+                if column.name not in clause.columns:
+                    return placed(self._scope.default(column))
+                exact, conf = context.dialect is SqlDialect.POSTGRES, context.spark_conf()
+                return cast_column(f"{self._source}.{name}", column, conf, exact=exact)
+            case "insert":
+                names = [fold(each) for each in clause.columns or self._schema.names]
+                if len(names) != len(clause.values):
+                    problem = f"MERGE: {len(clause.values)} values for {len(names)} columns"
+                    raise InvalidUsage(problem)
+                given = dict(zip(names, clause.values, strict=True))
+                if fold(column.name) not in given:
+                    return placed(self._scope.default(column))
+            case _:
+                return None
+        span = given[fold(column.name)]
+        return cast_or_default(self._scope, span, column)
 
 
-def _clause_number(
-    context: SessionContext, clauses: Sequence[MergeClause], parameters: Parameters
-) -> PlacedText:
-    """Return the expression of the first clause that fits; NULL if none does."""
-    kinds = {
-        "matched": f"{_IN_TARGET} AND {_IN_SOURCE}",
-        "not matched": f"{_IN_TARGET} IS NULL",
-        "not matched by source": f"{_IN_SOURCE} IS NULL",
-    }
-    cases = []
-    for number, clause in enumerate(clauses):
-        test = placed(f"({kinds[clause.match]})")
-        if clause.condition is not None:
-            condition = context.spark(clause.condition, parameters)
-            # One that is no condition is told of at the AND.
-            test = placed(test, " AND (", condition.before(")")).around(clause.condition)
-        result = "NULL" if clause.action == "nothing" else str(number)
-        cases.append(placed("WHEN ", test, f" THEN {result}"))
-    return placed("CASE ", joined(" ", cases), " END")
-
-
-def _chosen(
-    context: SessionContext,
-    schema: TableSchema,
-    clauses: Sequence[MergeClause],
-    column: TableColumn,
-    source: str,
-    target: str,
-    parameters: Parameters,
-    defaults: StatementDefaults,
-) -> PlacedText:
-    """Return the expression of a column's new value, by the clause that fits."""
-    number_of = _clause_number(context, clauses, parameters)
-    cases = []
-    for number, clause in enumerate(clauses):
-        value = _new_value(context, schema, clause, column, source, target, parameters, defaults)
-        if value is not None:
-            cases.append(placed(f"WHEN {number} THEN ", value))
-    if not cases:
-        return placed(f"CAST(NULL AS {column.type})")
-    return placed("CASE ", number_of, " ", joined(" ", cases), " END")
-
-
-def _new_value(
-    context: SessionContext,
-    schema: TableSchema,
-    clause: MergeClause,
-    column: TableColumn,
-    source: str,
-    target: str,
-    parameters: Parameters,
-    defaults: StatementDefaults,
-) -> PlacedText | None:
-    """Return what a clause gives a column, of its type; None if it makes no row."""
-    old = f"{target}.{quoted(column.name)}"
-
-    match clause.action:
-        case "update all" | "insert all":
-            value = placed(f"{source}.{quoted(column.name)}")
-            return assigned_cast(value, column, context.spark_conf())
-        case "update":
-            given = {fold(each.column[-1]): each.value for each in clause.assignments}
-            span = given.get(fold(column.name))
-            if span is None:
-                return placed(f"CAST({old} AS {column.type})")
-            return cast_or_default(context, span, column, parameters, defaults)
-        case "insert":
-            names = [fold(name) for name in clause.columns or schema.names]
-            if len(names) != len(clause.values):
-                raise InvalidUsage(f"MERGE: {len(clause.values)} values for {len(names)} columns")
-            found = dict(zip(names, clause.values, strict=True)).get(fold(column.name))
-            if found is None:
-                return placed(defaults.literal(column))
-            return cast_or_default(context, found, column, parameters, defaults)
-    return None
+_MATCHES: Final[Mapping[MergeMatch, str]] = {
+    "matched": f"{_IN_TARGET} AND {_IN_SOURCE}",
+    "not matched": f"{_IN_TARGET} IS NULL",
+    "not matched by source": f"{_IN_SOURCE} IS NULL",
+}
 
 
 def _merged(
@@ -250,7 +264,7 @@ def _merged(
 
     # An update is the old row's end and the new row's begin.
     gone = of("update", "update all", "delete")
-    come = of("update", "update all", "insert", "insert all")
+    come = of("update", "update all", "insert", "insert all", "insert given")
     numbers = gone[_ROW]
     if pc.count_distinct(numbers).as_py() < len(numbers):
         raise repeated_match(table)
@@ -259,3 +273,79 @@ def _merged(
     )
     change = PendingChange(gone.select(schema.names), new)
     return ComputedChange(change, rows.num_rows)
+
+
+# -- ON CONFLICT -----------------------------------------------------------------------------------
+
+
+def as_merge(
+    statement: InsertStatement,
+    conflict: ConflictClause,
+    schema: TableSchema,
+    columns: Sequence[TableColumn],
+) -> MergeStatement:
+    """Return the MERGE that does what an INSERT with this clause does.
+
+    Args:
+        statement: The INSERT.
+        conflict: Its ON CONFLICT.
+        schema: The table's columns.
+        columns: Those that are inserted, in the order of the values.
+
+    Raises:
+        InvalidUsage: The clause names other columns than the PRIMARY KEY.
+    """
+    _check_target(statement, conflict, schema)
+    names = tuple(column.name for column in columns)
+    clauses = []
+    if conflict.assignments:
+        clauses.append(
+            MergeClause(
+                position=conflict.position,
+                match="matched",
+                action="update",
+                condition=conflict.condition,
+                assignments=conflict.assignments,
+            )
+        )
+    clauses.append(
+        MergeClause(
+            position=statement.position,
+            match="not matched",
+            action="insert given",
+            columns=names,
+        )
+    )
+    return MergeStatement(
+        position=statement.position,
+        table=statement.table,
+        alias=statement.alias,
+        on=None,
+        clauses=tuple(clauses),
+        source_query=statement.query,
+        source_columns=names,
+        source_rows=None if statement.rows is None else WrittenRows(names, statement.rows),
+        source_alias=_EXCLUDED,
+    )
+
+
+def _check_target(
+    statement: InsertStatement, conflict: ConflictClause, schema: TableSchema
+) -> None:
+    table = statement.table[-1]
+    if not schema.key:
+        raise InvalidUsage(
+            f"INSERT INTO {table} … ON CONFLICT: the table has no PRIMARY KEY, so no row is in "
+            f"conflict with another"
+        )
+    named = {fold(name) for name in conflict.columns}
+    if conflict.columns and named != {fold(name) for name in schema.key}:
+        raise InvalidUsage(
+            f"INSERT INTO {table} … ON CONFLICT ({', '.join(conflict.columns)}): rows are unique "
+            f"by the PRIMARY KEY alone ({', '.join(schema.key)})"
+        )
+    if conflict.assignments and not conflict.columns:
+        raise InvalidUsage(
+            f"INSERT INTO {table} … ON CONFLICT DO UPDATE: name the PRIMARY KEY's columns "
+            f"({', '.join(schema.key)})"
+        )

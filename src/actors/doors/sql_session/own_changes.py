@@ -6,16 +6,28 @@ written. Queries of any other form are Spark's, with the changes laid over (`Ope
 
 from __future__ import annotations
 
+from typing import Final
+
 import pyarrow as pa
 
 from actors.control.access.open_sessions import ReadRights
 from actors.doors.sql_session.context import SessionContext
 from actors.doors.sql_session.transaction import keys_in
-from actors.engine.views.compile import CHANGES_MEANING
-from actors.engine.views.simple import SimpleRead, simple_read
-from actors.model.plan.schema import TableSchema
+from actors.engine.views.read_choice import QueryChoice, ReadChoice
 from actors.model.plan.updates import from_ipc
 from actors.model.protocol.row_filter import passing_rows, prepare_comparison
+
+OWN_ROW: Final = ReadChoice("memory", own=True)
+"""The way of a row that the transaction has changed, or may have."""
+
+
+def choose_own_read(context: SessionContext, text: str) -> QueryChoice:
+    """Return whether a query in Spark's dialect names one key of a table which the open transaction
+    has changed."""
+    assert context.transaction is not None, "only a transaction has changes of its own"
+    changes = context.transaction.tables
+    schemas = {name: each.schema for name, each in changes.items()}
+    return context.choose_query(text, schemas, changes)
 
 
 async def read_own_row(context: SessionContext, text: str, rights: ReadRights) -> pa.Table | None:
@@ -25,16 +37,12 @@ async def read_own_row(context: SessionContext, text: str, rights: ReadRights) -
     transaction = context.transaction
     if transaction is None or not transaction.tables:
         return None
-    if any(key.lower().startswith(CHANGES_MEANING) for key in context.settings.spark_conf):
-        return None
-    changes = transaction.tables
-    read = simple_read(text, {name: each.schema for name, each in changes.items()})
-    if read is None or read.finishing is not None:
+    read, changes = choose_own_read(context, text).read, transaction.tables
+    if read is None:
         return None
     schema = changes[read.name].schema
-    key = _named_key(read, schema)
-    if key is None:
-        return None
+    given = {each.column: each.value for each in read.filter if each.op == "="}
+    key = {name: from_ipc(given[name]).column(0)[0].as_py() for name in schema.key}
     rights.note(await context.catalog.reads_of(read.name))
     time = await context.transaction_time()
     rows = await context.client.peek(
@@ -53,15 +61,3 @@ async def read_own_row(context: SessionContext, text: str, rights: ReadRights) -
     )
     found = passing_rows([prepare_comparison(schema, each) for each in read.filter], here)
     return found.select(list(read.project)).rename_columns(list(read.names))
-
-
-def _named_key(read: SimpleRead, schema: TableSchema) -> dict[str, object] | None:
-    """Return the one key that a read names; None if it may be more rows."""
-    given = {each.column: each for each in read.filter if each.op == "="}
-    if not schema.key or not set(schema.key) <= given.keys():
-        return None
-    # NaN equals itself to Spark, and not among the keys that are compared here.
-    if any(pa.types.is_floating(schema.arrow().field(name).type) for name in schema.key):
-        return None
-    values = {name: from_ipc(given[name].value).column(0)[0].as_py() for name in schema.key}
-    return None if None in values.values() else values

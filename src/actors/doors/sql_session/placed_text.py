@@ -6,10 +6,14 @@ what stands around one expression alone, as its cast does, is that expression's.
 in what nobody wrote has no place. Pure.
 
 >>> from actors.engine.sql.dialects import to_spark
->>> condition = TextSpan(22, 29, "nope::int4 > 0")
->>> made = placed("SELECT * FROM `t` WHERE ", PlacedText.of(condition, to_spark(condition.text)))
+>>> from actors.engine.sql.grammar import parse_statement
+>>> from actors.engine.sql.tokens import SqlDialect
+>>> text = "DELETE FROM t WHERE nope::int4 > 0"
+>>> condition = parse_statement(text, SqlDialect.POSTGRES).where
+>>> spark = to_spark(condition.alone())
+>>> made = placed("SELECT * FROM `t` WHERE ", PlacedText.of(condition, spark))
 >>> made.text, made.place_of(made.text.index(">")), made.place_of(7)
-('SELECT * FROM `t` WHERE nope::int > 0', 33, None)
+('SELECT * FROM `t` WHERE nope::int > 0', 31, None)
 """
 
 from __future__ import annotations
@@ -48,10 +52,7 @@ class PlacedText(msgspec.Struct, frozen=True, gc=False):
         """Return this text of one span with another one behind it, whose place is the span's end:
         there Spark tells of an expression that ends too early."""
         assert self.span is not None
-        # A text that was put together has no end of its own.
-        pieces = None if self.span.pieces is None else ()
-        end = TextSpan(self.span.end, self.span.end, "", pieces)
-        return placed(self, PlacedText(text, (), end))
+        return placed(self, PlacedText(text, (), self.span.behind()))
 
     def within(self, whole: str) -> PlacedText:
         """Return a text that has this one in it, with nothing but brackets behind it. Its parts
@@ -94,8 +95,3 @@ def joined(separator: str, pieces: Iterable[str | PlacedText]) -> PlacedText:
             texts.append(piece.text)
         at += len(texts[-1]) + len(separator)
     return PlacedText(separator.join(texts), tuple(parts))
-
-
-def quoted(name: str) -> str:
-    """Return a name as Spark quotes it."""
-    return f"`{name.replace('`', '``')}`"

@@ -3,45 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
 from actors.engine.sql import statements as sql
 from actors.runtime.errors import InvalidUsage
-
-_READING: Final = (
-    sql.QueryStatement,
-    sql.SubscribeStatement,
-    sql.ShowObjectsStatement,
-    sql.ShowColumnsStatement,
-    sql.ShowCreateStatement,
-    sql.ShowSettingStatement,
-    sql.ShowRolesStatement,
-    sql.ShowGrantsStatement,
-    sql.DescribeStatement,
-    sql.ExplainStatement,
-    sql.BeginStatement,
-    sql.SetTransactionStatement,
-    sql.CommitStatement,
-    sql.RollbackStatement,
-    sql.SavepointStatement,
-    sql.ReleaseSavepointStatement,
-    sql.RollbackToStatement,
-    sql.SetVariableStatement,
-    sql.ResetVariableStatement,
-    sql.UseSchemaStatement,
-    sql.DiscardAllStatement,
-    sql.DeclareCursorStatement,
-    sql.FetchCursorStatement,
-    sql.CloseCursorStatement,
-    sql.PrepareTextStatement,
-    # What it carries out is checked in its turn.
-    sql.ExecutePreparedStatement,
-    sql.DeallocateStatement,
-    sql.NoOperationStatement,
-    # As in PostgreSQL: it changes how things are stored, and not what there is.
-    sql.MaintainStatement,
-)
-"""Statements that change nothing. A new one is refused until it is put here."""
 
 
 class ReadOnlyTransaction(InvalidUsage):
@@ -54,7 +18,7 @@ def only_reads(statement: sql.SqlStatement) -> bool:
     """Return whether a statement changes nothing."""
     if isinstance(statement, sql.CopyStatement):
         return statement.direction == "to"
-    return isinstance(statement, _READING)
+    return isinstance(statement, sql.ReadingStatement)
 
 
 def command_of(statement: sql.SqlStatement) -> str:
@@ -65,10 +29,8 @@ def command_of(statement: sql.SqlStatement) -> str:
     ('DROP TABLE', 'DELETE')
     """
     match statement:
-        case sql.DropObjectsStatement(kind=kind):
-            return f"DROP {kind.upper()}"
-        case sql.AlterObjectStatement(kind=kind):
-            return f"ALTER {kind.upper()}"
+        case sql.ChangeStatement(command=command):
+            return command
         case sql.CopyStatement():
             return "COPY FROM"
     # The classes are named after their commands.

@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-import msgspec
 import pyarrow as pa
 
 from actors.control.access.open_sessions import ReadRights
 from actors.doors.sql_session.context import (
-    PLAIN_VIEW,
     QUERIED_KINDS,
-    READABLE_KINDS,
     SessionContext,
-    object_name,
+    schemas_of,
 )
-from actors.doors.sql_session.own_changes import read_own_row
+from actors.doors.sql_session.own_changes import OWN_ROW, choose_own_read, read_own_row
 from actors.doors.sql_session.placed_text import PlacedText
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter
 from actors.doors.sql_session.system_rows import with_system_rows
-from actors.engine.sql.statements import QueryStatement, TextSpan
-from actors.engine.views.plain_views import find_relations, inline_views
+from actors.engine.sql.object_names import object_name
+from actors.engine.sql.statements import QueryStatement
+from actors.engine.views.plain_views import inline_views
 from actors.engine.views.query_analysis import find_mentioned_tables
-from actors.engine.views.simple import simple_read
-from actors.model.protocol.relations import fold
+from actors.engine.views.read_choice import NOT_PLAIN, explain_read
 from actors.runtime.errors import InvalidUsage
 
 
@@ -33,16 +30,29 @@ async def read_query(
     context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
 ) -> StatementResult:
     """Begin a query. Raises as `Client.query` does, before the result is returned."""
-    if not statement.pins and await context.pinned_time(statement, parameters) is None:
+    # Without changes of its own the service decides how the query is read.
+    changed = await _changed_text(context, statement, parameters)
+    if changed is not None:
         rights = context.read_rights()
-        spark = await context.spark_off_loop(statement.query, parameters)
-        own = await read_own_row(context, spark.text, rights)
+        own = await read_own_row(context, changed, rights)
         if own is not None:
             return StatementResult("SELECT", own.schema, _batches(own), rights=rights)
     text, as_of = await query_text(context, statement, parameters)
     rights = context.read_rights()
     found = context.rows(text, as_of, rights)
     return await begun(found, rights)
+
+
+async def _changed_text(
+    context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
+) -> str | None:
+    """Return a query in Spark's dialect if it sees what the open transaction has changed."""
+    transaction = context.transaction
+    if transaction is None or not transaction.tables or statement.pins:
+        return None
+    if await context.pinned_time(statement, parameters) is not None:
+        return None
+    return (await context.spark_off_loop(statement.query, parameters)).text
 
 
 async def _batches(rows: pa.Table) -> AsyncGenerator[pa.RecordBatch, None]:
@@ -56,7 +66,8 @@ async def query_text(
     """Return a query in Spark's dialect, and the time at which it is read (None: the latest).
     Raises `InvalidUsage`."""
     as_of = await context.pinned_time(statement, parameters)
-    query = await context.spark_off_loop(_without_pins(statement), parameters)
+    unpinned = statement.query.without([pin.clause for pin in statement.pins])
+    query = await context.spark_off_loop(unpinned, parameters)
     # Names without a time would be read at it as well, which is not what was written.
     if statement.pins and statement.as_of is None:
         await _check_all_pinned(context, statement, query.text)
@@ -70,24 +81,10 @@ async def query_text(
     return query.within(await with_system_rows(context, text)), as_of
 
 
-def _without_pins(statement: QueryStatement) -> TextSpan:
-    """Return the query with blanks for the times of its names."""
-    text, start = statement.query.text, statement.query.start
-    for pin in statement.pins:
-        first, last = pin.clause.start - start, pin.clause.end - start
-        # Blanks keep every later position.
-        text = text[:first] + " " * (last - first) + text[last:]
-    return msgspec.structs.replace(statement.query, text=text)
-
-
 async def _check_all_pinned(context: SessionContext, statement: QueryStatement, text: str) -> None:
     """Raise `InvalidUsage` if a name of the query has no time while another has."""
     pinned = {object_name(pin.name).lower() for pin in statement.pins}
-    schemas = {
-        each.name: each.schema
-        for each in await context.catalog.all()
-        if each.kind in QUERIED_KINDS and each.schema is not None
-    }
+    schemas = schemas_of(await context.catalog.all(), QUERIED_KINDS)
     free = [name for name in find_mentioned_tables(text, schemas) if name.lower() not in pinned]
     if free:
         raise InvalidUsage(
@@ -122,28 +119,19 @@ async def explain_query(
 ) -> list[str]:
     """Return how a query will be read, a line each."""
     query, as_of = await query_text(context, statement, parameters)
-    text = query.text
-    objects = await context.catalog.all()
-    schemas = {
-        each.name: each.schema
-        for each in objects
-        if each.kind in READABLE_KINDS and each.schema is not None
-    }
-    when = "at the latest written time" if as_of is None else f"at {as_of}"
-    read = simple_read(text, schemas)
-    if read is None:
-        views = {fold(each.name): each.name for each in objects if each.kind == PLAIN_VIEW}
-        inlined = [views[name] for name in map(fold, find_relations(text)) if name in views]
-        named = ", ".join([*find_mentioned_tables(text, schemas), *inlined]) or "no table"
-        return [f"Run by Spark, {when}, over {named}"]
-    lines = [f"Read of {read.name}, without Spark, {when}"]
-    lines.append(f"  columns: {', '.join(read.project)}")
-    if read.filter:
-        lines.append(f"  filter: {', '.join(f'{each.column} {each.op}' for each in read.filter)}")
-    if read.finishing is not None:
-        order = ", ".join(each.column for each in read.finishing.order_by) or "none"
-        lines.append(f"  order: {order}; limit: {read.finishing.limit}")
-    return lines
+    when = f"  time: {'the latest written' if as_of is None else as_of}"
+    changed = await _changed_text(context, statement, parameters)
+    own = None if changed is None else choose_own_read(context, changed)
+    if own is not None and own.read is not None:
+        return [*explain_read(own.read, OWN_ROW), when]
+    text = await context.client.explain_query(
+        query.text, spark_conf=context.spark_conf(), refresh_policy="none"
+    )
+    lines = text.splitlines()
+    # The service sees the changes as a part of the query.
+    if own is not None and own.reason != NOT_PLAIN:
+        lines[1] = f"  reason: {own.reason}"
+    return [*lines, when]
 
 
 async def queried_rows(

@@ -14,14 +14,15 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.doors.sql_session.context import SCHEMAS, SessionContext
+from actors.doors.sql_session.default_values import TableScope
 from actors.doors.sql_session.placed_text import PlacedText, joined, placed
 from actors.doors.sql_session.results import StatementResult, rows_of
-from actors.doors.sql_session.row_values import SqlParameter, values_query
+from actors.doors.sql_session.row_values import values_query
 from actors.doors.sql_session.transaction import OVERLAY_ROWS_MAX, as_stored
-from actors.engine.sql.reader import StatementReader, lex_text
+from actors.engine.sql.object_names import SCHEMAS
+from actors.engine.sql.reader import StatementReader
 from actors.engine.sql.statements import TextSpan
-from actors.engine.sql.tokens import lex_sql, name_value
+from actors.engine.sql.tokens import quote_name
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage, SqlSyntaxError
@@ -41,21 +42,12 @@ class ReturnedColumn(msgspec.Struct, frozen=True):
 class ReturningList:
     """Computes what one statement returns of the rows that it writes into a table."""
 
-    def __init__(
-        self,
-        context: SessionContext,
-        table: str,
-        alias: str | None,
-        schema: TableSchema,
-        items: Sequence[TextSpan],
-        parameters: Sequence[SqlParameter],
-    ) -> None:
-        self._context = context
-        self._table = table
-        self._schema = schema
-        self._qualifier = alias or table
-        self._parameters = parameters
-        self._own = {fold(column.name): column.name for column in schema.columns}
+    def __init__(self, scope: TableScope, alias: str | None, items: Sequence[TextSpan]) -> None:
+        self._scope = scope
+        self._context = scope.context
+        self._schema = scope.schema
+        self._qualifier = alias or scope.table
+        self._own = {fold(column.name): column.name for column in scope.schema.columns}
         self._spans: list[TextSpan] = []
         self._columns: list[ReturnedColumn] = []
         for item in items:
@@ -65,15 +57,15 @@ class ReturningList:
 
     def _read(self, item: TextSpan) -> list[ReturnedColumn]:
         """Return the columns of an item: all of the table's, one of them, or an expression."""
-        reader = StatementReader(lex_text(item.text, self._context.dialect))
+        reader = StatementReader.of(item)
         # `*`, or `t.*`: names and dots by turns.
-        *before, last = reader.tokens
-        names = [_name(token.text) for token in before[::2]]
+        *before, last = item.tokens
+        names = [token.name for token in before[::2]]
         dotted = len(before) % 2 == 0 and all(token.text == "." for token in before[1::2])
         if last.text == "*" and dotted and self._is_own(names):
             return [ReturnedColumn(name, name) for name in self._schema.names]
         # Spark would find the number among all columns, or make several of one item.
-        if "*" in (reader.tokens[0].text, last.text):
+        if "*" in (reader.peek().text, last.text):
             raise InvalidUsage(
                 f"RETURNING {item.text}: write * or {self._qualifier}.* for all columns"
             )
@@ -92,8 +84,8 @@ class ReturningList:
     def _refuse_padded(self, item: TextSpan) -> None:
         """Raise `InvalidUsage` for an expression of a CHAR(n) column."""
         padded = {fold(c.name) for c in self._schema.columns if c.type.lower().startswith("char(")}
-        for token in lex_sql(item.text, self._context.dialect):
-            if fold(_name(token.text)) in padded:
+        for token in item.tokens:
+            if fold(token.name) in padded:
                 # Spark pads what is compared with such a column, and literals are none.
                 raise InvalidUsage(
                     f"RETURNING {item.text}: column {token.text} is a CHAR(n), which is returned "
@@ -109,9 +101,8 @@ class ReturningList:
 
     def _query(self, rows: str) -> PlacedText:
         """Return the query of the expressions over these rows, with their number behind them."""
-        qualifier = _quoted(self._qualifier)
-        spark, given = self._context.spark, self._parameters
-        items = joined("", [spark(span, given).before(", ") for span in self._spans])
+        qualifier = quote_name(self._qualifier)
+        items = joined("", [self._scope.spark(span).before(", ") for span in self._spans])
         query = placed("SELECT ", items, f"{qualifier}.{_ROW} FROM ({rows}) AS {qualifier}")
         # An error in none of them, as of an aggregate beside the number, is of the list.
         return query.around(self._spans[0])
@@ -132,7 +123,7 @@ class ReturningList:
         """
         if written is None:
             written = self._schema.arrow().empty_table()
-        fitted = as_stored(self._table, written, self._schema)
+        fitted = as_stored(self._scope.table, written, self._schema)
         if not self._spans:
             return self._assembled(fitted, None)
         count = fitted.num_rows
@@ -163,7 +154,7 @@ class ReturningList:
         if not self._spans:
             return None
         nulls = ", ".join(
-            f"CAST(NULL AS {column.type}) AS {_quoted(column.name)}"
+            f"CAST(NULL AS {column.type}) AS {quote_name(column.name)}"
             for column in self._schema.columns
         )
         row = f"SELECT {nulls}, CAST(0 AS bigint) AS {_ROW}"
@@ -195,12 +186,3 @@ def returned_result(tag: str, rows: pa.Table | None) -> StatementResult:
     if rows is None:
         return StatementResult(tag)
     return StatementResult(tag, rows.schema, rows_of(rows))
-
-
-def _name(text: str) -> str:
-    """Return the name that a word or a quoted name stands for."""
-    return name_value(text) if text[:1] in ('"', "`") and len(text) > 1 else text
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

@@ -18,11 +18,16 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.doors.sql_session.row_values import NotLocal
-from actors.engine.sql.tokens import SqlToken, lex_sql
+from actors.doors.sql_session.row_values import NotLocal, SqlParameter
+from actors.engine.sql.expressions import (
+    ExpressionNode,
+    UnknownExpression,
+    read_whole_expression,
+)
+from actors.engine.sql.reader import StatementReader
+from actors.engine.sql.statements import TextSpan
 from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.model.protocol.relations import fold
-from actors.runtime.errors import SqlSyntaxError
 
 DIGITS_MAX: Final = 38
 """Digits of the widest decimal."""
@@ -30,16 +35,15 @@ _ANY_INTEGER: Final = pa.decimal128(20, 0)
 """Type that holds every integer, as Spark has it for a bigint."""
 _INTEGERS: Final[Mapping[str, pa.DataType]] = {"Y": pa.int8(), "S": pa.int16(), "L": pa.int64()}
 """Types of integer literals, by their suffixes."""
-_KEYWORDS: Final = frozenset({"NULL", "TRUE", "FALSE", "DEFAULT"})
 
 
 def computed_array(
-    text: str, rows: pa.Table, schema: TableSchema, qualifier: str, column: TableColumn
+    node: ExpressionNode, rows: pa.Table, schema: TableSchema, qualifier: str, column: TableColumn
 ) -> pa.ChunkedArray:
-    """Return what an expression of Spark's dialect gives a column in each of the rows.
+    """Return what an expression gives a column in each of the rows.
 
     Args:
-        text: The expression.
+        node: The expression.
         rows: Rows of the table, with all its columns.
         schema: The table's columns.
         qualifier: The name by which the expression may call the table.
@@ -48,107 +52,75 @@ def computed_array(
     Raises:
         NotLocal: Spark must compute it.
 
+    >>> from actors.engine.sql.statements import composed
+    >>> from actors.engine.sql.tokens import SqlDialect
     >>> schema = TableSchema((TableColumn("a", "int"), TableColumn("b", "decimal(6,2)")))
     >>> rows = pa.table({"a": [1, None], "b": [Decimal("1.50"), Decimal("2.50")]}, schema.arrow())
-    >>> computed_array("t.a * 3 - 1", rows, schema, "t", schema.columns[0]).to_pylist()
-    [2, None]
-    >>> computed_array("b + a", rows, schema, "t", schema.columns[1]).to_pylist()
-    [Decimal('2.50'), None]
+    >>> def computed(text, column):
+    ...     node = arithmetic_of(composed(SqlDialect.SPARK, text), ())
+    ...     return computed_array(node, rows, schema, "t", schema.columns[column]).to_pylist()
+    >>> computed("t.a * 3 - 1", 0), computed("b + a", 1)
+    ([2, None], [Decimal('2.50'), None])
     """
+    # Unquoted, the word is no column.
+    names = {fold(name): name for name in schema.names if fold(name) != "default"}
+    columns: dict[tuple[str, ...], pa.ChunkedArray] = {}
+    for folded, name in names.items():
+        columns[(folded,)] = columns[(fold(qualifier), folded)] = rows[name]
     try:
-        reader = _ArithmeticReader(lex_sql(text), rows, schema, qualifier)
-        # Without a tree: each value is computed as soon as its operands are read.
-        found = reader.sum()
-        if not reader.at_end():
-            raise NotLocal
-        return _fitted(found, arrow_type(column.type), rows.num_rows)
-    except (SqlSyntaxError, pa.ArrowException):
+        return _fitted(_computed(node, columns), arrow_type(column.type), rows.num_rows)
+    except pa.ArrowException:
         raise NotLocal from None
 
 
-class _ArithmeticReader:
-    """Reads an expression and computes it on the way: columns as arrays, literals as scalars."""
+def arithmetic_of(span: TextSpan, parameters: Sequence[SqlParameter]) -> ExpressionNode:
+    """Return an expression of the statement as a tree. Raises `NotLocal` for one that is not
+    plain."""
+    try:
+        literals = [each.text for each in parameters]
+        return read_whole_expression(StatementReader.of(span), literals)
+    except UnknownExpression:
+        raise NotLocal from None
 
-    def __init__(
-        self, tokens: Sequence[SqlToken], rows: pa.Table, schema: TableSchema, qualifier: str
-    ) -> None:
-        self._tokens = tokens
-        self._at = 0
-        self._rows = rows
-        self._names = {fold(name): name for name in schema.names}
-        self._qualifier = fold(qualifier)
 
-    def at_end(self) -> bool:
-        """Return whether all was read."""
-        return self._at == len(self._tokens)
+def _computed(node: ExpressionNode, columns: Mapping[tuple[str, ...], pa.ChunkedArray]) -> Any:
+    """Return the values of an expression: of a column as an array, of a literal as a scalar."""
+    match node.kind, node.operands:
+        case "number", ():
+            return _literal(node.text.upper(), negative=False)
+        case "-", (ExpressionNode(kind="number", text=text),):
+            return _literal(text.upper(), negative=True)
+        case "column", ():
+            return _column(columns.get(tuple(map(fold, node.names))))
+        case "+" | "-" | "*" as sign, (left, right):
+            return _combined(sign, _computed(left, columns), _computed(right, columns))
+    raise NotLocal
 
-    def sum(self) -> Any:
-        """Read sums and differences."""
-        found = self._product()
-        while (sign := self._takes("+", "-")) is not None:
-            other = self._product()
-            if pa.types.is_float64(found.type) or pa.types.is_float64(other.type):
-                found = _double(pc.add if sign == "+" else pc.subtract, found, other)
-            elif pa.types.is_integer(found.type) and pa.types.is_integer(other.type):
-                found = _whole(pc.add_checked if sign == "+" else pc.subtract_checked, found, other)
-            else:
-                found = _decimal(pc.add if sign == "+" else pc.subtract, found, other)
-        return found
 
-    def _product(self) -> Any:
-        found = self._operand()
-        while self._takes("*") is not None:
-            other = self._operand()
-            if pa.types.is_float64(found.type) or pa.types.is_float64(other.type):
-                found = _double(pc.multiply, found, other)
-                continue
-            # A product of decimals has places to round.
-            if not (pa.types.is_integer(found.type) and pa.types.is_integer(other.type)):
-                raise NotLocal
-            found = _whole(pc.multiply_checked, found, other)
-        return found
+def _column(values: pa.ChunkedArray | None) -> pa.ChunkedArray:
+    tests = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_float64)
+    if values is None or not any(test(values.type) for test in tests):
+        raise NotLocal
+    return values
 
-    def _operand(self) -> Any:
-        if self._takes("(") is not None:
-            found = self.sum()
-            if self._takes(")") is None:
-                raise NotLocal
-            return found
-        negative = self._takes("-") is not None
-        token = self._next()
-        if token.kind == "number":
-            return _literal(token.text.upper(), negative=negative)
-        if negative or token.kind not in ("word", "name") or token.word in _KEYWORDS:
-            raise NotLocal
-        if self._takes(".") is None:
-            return self._column(token)
-        if fold(_bare(token)) != self._qualifier:
-            raise NotLocal
-        return self._column(self._next())
 
-    def _column(self, token: SqlToken) -> pa.ChunkedArray:
-        name = self._names.get(fold(_bare(token))) if token.kind in ("word", "name") else None
-        if name is None:
-            raise NotLocal
-        values = self._rows[name]
-        kind = values.type
-        if not (
-            pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_float64(kind)
-        ):
-            raise NotLocal
-        return values
+def _combined(sign: str, left: Any, right: Any) -> Any:
+    if pa.types.is_float64(left.type) or pa.types.is_float64(right.type):
+        return _double(_FUNCTIONS[sign][0], left, right)
+    if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
+        return _whole(_FUNCTIONS[sign][1], left, right)
+    # A product of decimals has places to round.
+    if sign == "*":
+        raise NotLocal
+    return _decimal(_FUNCTIONS[sign][0], left, right)
 
-    def _takes(self, *signs: str) -> str | None:
-        if not self.at_end() and self._tokens[self._at].word in signs:
-            self._at += 1
-            return self._tokens[self._at - 1].word
-        return None
 
-    def _next(self) -> SqlToken:
-        if self.at_end():
-            raise NotLocal
-        self._at += 1
-        return self._tokens[self._at - 1]
+_FUNCTIONS: Final[Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {
+    "+": (pc.add, pc.add_checked),
+    "-": (pc.subtract, pc.subtract_checked),
+    "*": (pc.multiply, pc.multiply_checked),
+}
+"""Arrow's function of each sign, and the one that raises where integers overflow."""
 
 
 def _literal(text: str, *, negative: bool) -> pa.Scalar:
@@ -229,7 +201,3 @@ def _fitted(found: Any, kind: pa.DataType, count: int) -> pa.ChunkedArray:
     if isinstance(values, pa.Scalar):
         return pa.chunked_array([pa.repeat(values, count)])
     return values
-
-
-def _bare(token: SqlToken) -> str:
-    return token.text[1:-1].replace("``", "`") if token.kind == "name" else token.text

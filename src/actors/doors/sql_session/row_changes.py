@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from actors.doors.client.client import TableWrite
 from actors.doors.sql_session.context import SessionContext
-from actors.doors.sql_session.default_values import StatementDefaults
+from actors.doors.sql_session.default_values import TableScope
 from actors.doors.sql_session.own_changes import read_own_row
 from actors.doors.sql_session.placed_text import PlacedText
 from actors.doors.sql_session.returning import ReturningList
 from actors.doors.sql_session.transaction import PendingChange, as_stored, count_rows
-from actors.model.plan.schema import TableSchema
 from actors.runtime.errors import AbsentRow, WriteConflict
+
+ATTEMPTS_MAX: Final = 20
 
 NEW: Final = "penstock_new_"
 """Prefix of the columns that hold new values beside the old row."""
@@ -48,18 +49,16 @@ async def read_rows(context: SessionContext, text: PlacedText) -> pa.Table:
 
 
 async def change_rows(
-    context: SessionContext,
-    table: str,
-    schema: TableSchema,
+    scope: TableScope,
     compute: Callable[[], Awaitable[ComputedChange]],
-    returning: ReturningList | None = None,
-    defaults: StatementDefaults | None = None,
+    returning: ReturningList | None,
 ) -> tuple[int, pa.Table | None]:
     """Carry out a change of rows that were read; again if another session was faster. Return the
     number of rows, and what the statement returns. Raises `WriteConflict` when that does not
     end."""
+    context = scope.context
     # A transaction reads at one time: reading again would break that.
-    attempts = 1 if context.transaction is not None else context.settings.sql_write_attempts_max
+    attempts = 1 if context.transaction is not None else ATTEMPTS_MAX
     for attempt in range(attempts):
         made = await compute()
         change, returned = made.change, None
@@ -70,7 +69,7 @@ async def change_rows(
         if not count_rows(change.delete) and not count_rows(change.insert):
             return made.count, returned
         try:
-            await carry_out(context, table, schema, change, defaults)
+            await carry_out(scope, change)
         except AbsentRow as error:
             if attempt + 1 == attempts:
                 raise WriteConflict(f"other sessions change the same rows: {error}") from None
@@ -79,16 +78,9 @@ async def change_rows(
     raise AssertionError("a change ends or raises")
 
 
-async def carry_out(
-    context: SessionContext,
-    table: str,
-    schema: TableSchema,
-    change: PendingChange,
-    defaults: StatementDefaults | None,
-) -> None:
-    """Write a change, or note it in the open transaction. `defaults` are those that it was made
-    with; None: it needs none."""
-    digest = None if defaults is None else defaults.digest
+async def carry_out(scope: TableScope, change: PendingChange) -> None:
+    """Write a change, or note it in the open transaction."""
+    context, table, schema = scope.context, scope.table, scope.schema
     if context.transaction is not None:
         # COMMIT checks it again; the statement is where a client expects the error.
         if table not in context.transaction.tables:
@@ -98,8 +90,10 @@ async def carry_out(
             # Its own reads see the rows before whoever stores them has fitted them.
             stored = as_stored(table, change.insert, schema)
             change = PendingChange(change.delete, stored)
-        context.transaction.add(table, schema, change, limit, digest)
+        context.transaction.add(table, schema, change, limit, scope.digest)
         return
     if count_rows(change.delete) or count_rows(change.insert):
-        write = TableWrite(change.insert, change.delete, defaults=digest, columns=schema.digest)
+        write = TableWrite(
+            change.insert, change.delete, defaults=scope.digest, columns=schema.digest
+        )
         await context.write({table: write})

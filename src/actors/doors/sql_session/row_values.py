@@ -8,7 +8,7 @@ written as Spark's literals, for a query that reads the rows of an open transact
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -17,10 +17,11 @@ import msgspec
 import pyarrow as pa
 
 from actors.doors.sql_session.written_times import WrittenTimes, local_in, moment_in
-from actors.engine.sql.reader import StatementReader, lex_text
-from actors.engine.sql.tokens import SqlDialect, SqlToken, lex_sql
+from actors.engine.sql.reader import StatementReader
+from actors.engine.sql.statements import TextSpan
+from actors.engine.sql.tokens import SqlDialect, SqlToken, quote_name, quote_text
 from actors.engine.sql.type_names import read_written_type
-from actors.model.pgwire.column_parsing import fitted
+from actors.model.pgwire.column_parsing import Rounding, fitted
 from actors.model.pgwire.sqlstate import NUMBER_OUT_OF_RANGE, InvalidClientData
 from actors.model.pgwire.type_map import pg_type
 from actors.model.pgwire.value_parsing import parse_array, parse_bytea, parse_text_value
@@ -73,65 +74,68 @@ _EXACT_WHOLE: Final = {pa.float32(): 1 << 24, pa.float64(): 1 << 53}
 """Whole numbers up to which a floating type has every one."""
 
 
-def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParameter]) -> Any:
+def literal_value(span: TextSpan, parameters: Sequence[SqlParameter]) -> Any:
     """Return the Python value of a number, NULL, boolean, or ``DATE '…'`` and ``TIMESTAMP '…'``
     (without a zone: of the session's); a string or a parameter as a `SqlParameter`, whose type may
     be that of its place; `DEFAULT_MARK` for DEFAULT.
 
-    >>> literal_value("-12", SqlDialect.SPARK, ())
+    >>> from actors.engine.sql.statements import composed
+    >>> literal_value(composed(SqlDialect.SPARK, "-12"), ())
     -12
-    >>> literal_value("$1", SqlDialect.POSTGRES, (SqlParameter("a", "'a'"),)).value
+    >>> literal_value(composed(SqlDialect.POSTGRES, "$1"), (SqlParameter("a", "'a'"),)).value
     'a'
 
     Raises:
         NotLocal: The text is another expression.
     """
-    # Most literals of a long INSERT are of these forms, which need no lexer.
-    if text.isascii() and text.isdigit():
-        return _number(text, negative=False)
-    inner = text[1:-1]
-    if len(text) > 1 and text[0] == text[-1] == "'" and not ("'" in inner or "\\" in inner):
-        return SqlParameter(inner, "", untyped=dialect is SqlDialect.POSTGRES)
+    tokens, dialect, count = span.lexed.tokens, span.lexed.dialect, span.last - span.first
+    token = tokens[span.first]
     # One token, or a minus and a number: everything else may mean more than it seems.
-    tokens = lex_sql(text, dialect)
-    if len(tokens) > 2 and tokens[0].text.startswith("$") and tokens[1].text == "::":
-        return _cast_parameter(text, dialect, parameters)
-    if len(tokens) == 2 and tokens[0].word in ("DATE", "TIMESTAMP") and tokens[1].kind == "text":
-        return _moment(tokens[0].word, _text(tokens[1], dialect))
-    negative = len(tokens) == 2 and tokens[0].text == "-" and tokens[1].kind == "number"
-    if len(tokens) != 1 and not negative:
-        raise NotLocal
-    token = tokens[-1]
-    match token.kind:
-        case "number":
-            return _number(token.text, negative=negative)
-        case "text":
-            return SqlParameter(_text(token, dialect), "", untyped=dialect is SqlDialect.POSTGRES)
-        case "parameter" if token.text.startswith("$"):
-            return _parameter(token, parameters)
-    if token.word == "NULL":
-        return None
-    if token.word == "DEFAULT":
-        return DEFAULT_MARK
-    if token.word in ("TRUE", "FALSE"):
-        return token.word == "TRUE"
+    if count == 1:
+        return _one_token(token, dialect, parameters)
+    second = tokens[span.first + 1]
+    if token.kind == "parameter" and second.text == "::" and count > 2:
+        return _cast_parameter(span, parameters)
+    if count == 2 and token.word in ("DATE", "TIMESTAMP") and second.kind == "text":
+        return _moment(token.word, _text(second, dialect))
+    if count == 2 and token.text == "-" and second.kind == "number":
+        return _number(second.text, negative=True)
     raise NotLocal
 
 
+def _one_token(token: SqlToken, dialect: SqlDialect, parameters: Sequence[SqlParameter]) -> Any:
+    match token.kind:
+        case "number":
+            return _number(token.text, negative=False)
+        case "text":
+            return SqlParameter(_text(token, dialect), "", untyped=dialect is SqlDialect.POSTGRES)
+        case "parameter":
+            return _parameter(token, parameters)
+        case "word" if token.word in _WORDS:
+            return _WORDS[token.word]
+    raise NotLocal
+
+
+_WORDS: Final[Mapping[str, Any]] = {
+    "NULL": None,
+    "TRUE": True,
+    "FALSE": False,
+    "DEFAULT": DEFAULT_MARK,
+}
+
+
 def _parameter(token: SqlToken, parameters: Sequence[SqlParameter]) -> SqlParameter:
-    number = int(token.text[1:])
+    number = int(token.text[1:12]) if token.text.startswith("$") else 0
     if not 1 <= number <= len(parameters):
         raise NotLocal
     return parameters[number - 1]
 
 
-def _cast_parameter(
-    text: str, dialect: SqlDialect, parameters: Sequence[SqlParameter]
-) -> SqlParameter:
+def _cast_parameter(span: TextSpan, parameters: Sequence[SqlParameter]) -> SqlParameter:
     """Return the parameter in ``$1::type``, which drivers write to say the parameter's type."""
-    reader = StatementReader(lex_text(text, dialect), 2)
+    given = _parameter(span.tokens[0], parameters)
+    reader = StatementReader(span.lexed, span.first + 2, span.last)
     written = read_written_type(reader)
-    given = _parameter(reader.tokens[0], parameters)
     # A text whose form is to be checked, or that is read as another type's.
     if not reader.ends() or (written.checked and isinstance(given.value, str)):
         raise NotLocal
@@ -259,7 +263,8 @@ def _number_fitted(
     range: Spark's error would not say which value it is."""
     if pa.types.is_decimal(kind):
         # Spark rounds, PostgreSQL's numeric without a precision never.
-        rounded: Decimal = fitted(Decimal(value), kind, exact=not times.as_spark)
+        rounding = Rounding.ALL if times.as_spark else Rounding.DECLARED
+        rounded: Decimal = fitted(Decimal(value), kind, rounding)
         return rounded
     limit = 1 << (kind.bit_width - 1)
     if not -limit <= value < limit:
@@ -301,17 +306,6 @@ def _parsed(text: str, spark: str, kind: pa.DataType, *, times: WrittenTimes) ->
 
 # -- Rows as Spark's literals ----------------------------------------------------------------------
 
-_ESCAPED: Final = str.maketrans({"\\": "\\\\", "'": "\\'"})
-
-
-def spark_text(value: str) -> str:
-    r"""Return a string as a literal of Spark.
-
-    >>> spark_text("it's")
-    "'it\\'s'"
-    """
-    return f"'{value.translate(_ESCAPED)}'"
-
 
 def spark_literal(value: Any, spark: str) -> str:
     """Return a value of a Spark type as an expression of exactly that type.
@@ -326,7 +320,7 @@ def spark_literal(value: Any, spark: str) -> str:
         return f"CAST(NULL AS {spark})"
     # Strings and booleans have their type without a cast.
     if pa.types.is_string(kind):
-        return spark_text(value)
+        return quote_text(value)
     if pa.types.is_boolean(kind):
         return "true" if value else "false"
     if pa.types.is_integer(kind):
@@ -363,7 +357,7 @@ def _nested_literal(value: Any, spark: str, kind: pa.DataType) -> str:
         return f"map({', '.join(entries)})"
     names = [field.name for field in kind]
     named = (
-        f"{spark_text(name)}, {spark_literal(value.get(name), each)}"
+        f"{quote_text(name)}, {spark_literal(value.get(name), each)}"
         for name, each in zip(names, inner, strict=True)
     )
     return f"named_struct({', '.join(named)})"
@@ -378,7 +372,7 @@ def values_query(rows: pa.Table, schema: TableSchema) -> str:
         f"({', '.join(spark_literal(v, t) for v, t in zip(row, types, strict=True))})"
         for row in zip(*columns, strict=True)
     )
-    names = ", ".join(f"`{name.replace('`', '``')}`" for name in schema.names)
+    names = ", ".join(map(quote_name, schema.names))
     return f"SELECT * FROM VALUES {', '.join(lines)} AS given({names})"
 
 

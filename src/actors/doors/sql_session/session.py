@@ -15,11 +15,15 @@ import pyarrow as pa
 from actors.doors.client.client import Client
 from actors.doors.sql_session import catalog_statements as catalog
 from actors.doors.sql_session import merging, writing
-from actors.doors.sql_session import role_statements as roles
-from actors.doors.sql_session.context import SCHEMAS, ActiveTransaction, SessionContext
+from actors.doors.sql_session.change_statements import (
+    TOKEN_COLUMNS,
+    change,
+    create_table_as,
+    create_token,
+)
+from actors.doors.sql_session.context import ActiveTransaction, SessionContext
 from actors.doors.sql_session.cursors import SessionCursors, SpawnTask
 from actors.doors.sql_session.error_places import (
-    counted_from,
     rows_without_places,
     without_places,
 )
@@ -30,7 +34,6 @@ from actors.doors.sql_session.session_settings import (
     AUTHORIZATION,
     ISOLATION,
     READ_ONLY,
-    quoted_name,
     setting_named,
 )
 from actors.doors.sql_session.session_variables import SessionVariables
@@ -38,8 +41,10 @@ from actors.doors.sql_session.shown_creation import show_create
 from actors.doors.sql_session.subscribing import subscribe, subscribe_shape
 from actors.doors.sql_session.transaction import OpenTransaction
 from actors.engine.sql import statements as sql
-from actors.engine.sql.grammar import parse_statement
+from actors.engine.sql.grammar import ParsedStatement, parse_span, parse_statements
+from actors.engine.sql.object_names import SCHEMAS
 from actors.engine.sql.tokens import SqlDialect
+from actors.model.pgwire.quoting import quote_identifier
 from actors.model.pgwire.sqlstate import (
     NO_TRANSACTION,
     RefusedStatement,
@@ -62,9 +67,11 @@ PREPARED_MAX: Final = 1_000
 
 
 class PreparedText(NamedTuple):
-    """A statement that PREPARE has kept, and the time zone in which its times are read."""
+    """A statement that PREPARE has kept, the types of its parameters, and the time zone in which
+    its times are read."""
 
-    statement: sql.PrepareTextStatement
+    statement: sql.SqlStatement
+    types: tuple[str, ...]
     zone: str
 
 
@@ -75,7 +82,7 @@ class SqlSession:
         self,
         client: Client,
         settings: Settings,
-        dialect: SqlDialect,
+        dialect: SqlDialect = SqlDialect.SPARK,
         user: str = "penstock",
         *,
         spawn: SpawnTask | None = None,
@@ -103,9 +110,9 @@ class SqlSession:
         """Return whether a transaction is open."""
         return self.context.transaction is not None
 
-    def parse(self, text: str) -> sql.SqlStatement:
-        """Return one statement of a text. Raises `SqlSyntaxError`."""
-        return parse_statement(text, self.context.dialect)
+    def split(self, text: str) -> list[ParsedStatement]:
+        """Return the statements of a text. Raises `SqlSyntaxError`."""
+        return parse_statements(text, self.context.dialect)
 
     async def execute(
         self, statement: sql.SqlStatement, parameters: Parameters = ()
@@ -161,18 +168,17 @@ class SqlSession:
                 kept = self.prepared.get(statement.name)
                 if kept is None:
                     raise unknown_statement(statement.name)
-                inner = self.parse(kept.statement.statement.text)
-                given = self._arguments(statement, kept.statement, parameters)
+                given = self._arguments(statement, kept.types, parameters)
                 with without_places(), self.context.written_in(kept.zone):
-                    return await self.describe(inner, given)
+                    return await self.describe(kept.statement, given)
             case sql.FetchCursorStatement():
                 return None if statement.move else self.cursors.shape(statement.name)
             case sql.CreateTokenStatement():
-                return roles.TOKEN_COLUMNS
+                return TOKEN_COLUMNS
             case sql.InsertStatement() | sql.UpdateStatement() | sql.DeleteStatement():
                 return await writing.returned_shape(self.context, statement, parameters)
         # Only what changes nothing is carried out here; an EXECUTE may be of any statement.
-        if not isinstance(statement, _SHOWING):
+        if not isinstance(statement, sql.ShowingStatement):
             return None
         result = await self.execute(statement, parameters)
         if result.batches is not None:
@@ -313,7 +319,7 @@ class SqlSession:
         if not statement.values:
             value = None
         elif setting is not None and setting.quoted:
-            value = ", ".join(map(quoted_name, statement.values))
+            value = ", ".join(map(quote_identifier, statement.values))
         elif len(statement.values) > 1 and statement.name.lower() != "datestyle":
             raise InvalidUsage(f"SET {statement.name} takes only one argument")
         else:
@@ -401,10 +407,10 @@ class SqlSession:
             raise statement_exists(statement.name)
         if len(self.prepared) >= PREPARED_MAX:
             raise InvalidUsage(f"{PREPARED_MAX} statements are prepared: DEALLOCATE one first")
-        # Parsed for its errors alone, which are due now and not at EXECUTE.
-        with counted_from(statement.statement.start):
-            self.parse(statement.statement.text)
-        self.prepared[statement.name] = PreparedText(statement, self.context.times.zone)
+        inner = parse_span(statement.statement)
+        self.prepared[statement.name] = PreparedText(
+            inner, statement.types, self.context.times.zone
+        )
         if self.context.transaction is not None:
             self.context.transaction.queried = True
         return StatementResult("PREPARE")
@@ -416,11 +422,10 @@ class SqlSession:
         kept = self.prepared.get(statement.name)
         if kept is None:
             raise unknown_statement(statement.name)
-        inner = self.parse(kept.statement.statement.text)
-        given = self._arguments(statement, kept.statement, parameters)
+        given = self._arguments(statement, kept.types, parameters)
         # The statement's text came with PREPARE.
         with without_places(), self.context.written_in(kept.zone):
-            result = await self.execute(inner, given)
+            result = await self.execute(kept.statement, given)
         if result.batches is not None:
             result.batches = rows_without_places(result.batches)
         return result
@@ -428,15 +433,15 @@ class SqlSession:
     def _arguments(
         self,
         statement: sql.ExecutePreparedStatement,
-        kept: sql.PrepareTextStatement,
+        types: Sequence[str],
         parameters: Parameters,
     ) -> list[SqlParameter]:
         """Return the arguments of EXECUTE as expressions of the declared types."""
         given = []
         for number, span in enumerate(statement.arguments):
             text = self.context.spark(span, parameters).text
-            if number < len(kept.types):
-                text = f"CAST({text} AS {kept.types[number]})"
+            if number < len(types):
+                text = f"CAST({text} AS {types[number]})"
             given.append(SqlParameter(None, f"({text})", computed=True))
         return given
 
@@ -458,16 +463,6 @@ class SqlSession:
         return StatementResult(statement.tag)
 
 
-_SHOWING: Final = (
-    sql.ShowObjectsStatement,
-    sql.ShowColumnsStatement,
-    sql.ShowCreateStatement,
-    sql.ShowSettingStatement,
-    sql.DescribeStatement,
-    sql.ExplainStatement,
-    sql.ShowRolesStatement,
-    sql.ShowGrantsStatement,
-)
 _ENDING: Final = (sql.RollbackStatement, sql.CommitStatement, sql.RollbackToStatement)
 
 
@@ -506,18 +501,10 @@ STATEMENTS: Final[dict[type[sql.SqlStatement], StatementHandler]] = {
     sql.UpdateStatement: _with_parameters(writing.update),
     sql.DeleteStatement: _with_parameters(writing.delete),
     sql.MergeStatement: _with_parameters(merging.merge),
-    sql.CreateTableStatement: _without_parameters(catalog.create_table),
-    sql.CreateTableAsStatement: _with_parameters(catalog.create_table_as),
-    sql.CreateMaterializedViewStatement: _with_parameters(catalog.create_materialized_view),
-    sql.CreateViewStatement: _with_parameters(catalog.create_view),
+    sql.ChangeStatement: _with_parameters(change),
+    sql.CreateTableAsStatement: _with_parameters(create_table_as),
     sql.RefreshViewStatement: _without_parameters(catalog.refresh_view),
     sql.MaintainStatement: _without_parameters(catalog.maintain),
-    sql.CommentOnStatement: _without_parameters(catalog.comment_on),
-    sql.CreateIndexStatement: _without_parameters(catalog.create_index),
-    sql.CreateSourceStatement: _without_parameters(catalog.create_source),
-    sql.CreateSinkStatement: _without_parameters(catalog.create_sink),
-    sql.AlterObjectStatement: _without_parameters(catalog.alter_object),
-    sql.DropObjectsStatement: _without_parameters(catalog.drop_objects),
     sql.ShowObjectsStatement: _without_parameters(catalog.show_objects),
     sql.ShowColumnsStatement: _without_parameters(catalog.show_columns),
     sql.ShowCreateStatement: _without_parameters(show_create),
@@ -540,15 +527,9 @@ STATEMENTS: Final[dict[type[sql.SqlStatement], StatementHandler]] = {
     sql.CloseCursorStatement: SqlSession.close_cursor,
     sql.PrepareTextStatement: SqlSession.prepare,
     sql.ExecutePreparedStatement: SqlSession.execute_prepared,
-    sql.CreateRoleStatement: _without_parameters(roles.create_role),
-    sql.AlterRoleStatement: _without_parameters(roles.alter_role),
-    sql.DropRolesStatement: _without_parameters(roles.drop_roles),
-    sql.CreateTokenStatement: _without_parameters(roles.create_token),
-    sql.DropTokensStatement: _without_parameters(roles.drop_tokens),
-    sql.GrantStatement: _without_parameters(roles.grant),
-    sql.RevokeStatement: _without_parameters(roles.revoke),
-    sql.ShowRolesStatement: _without_parameters(roles.show_roles),
-    sql.ShowGrantsStatement: _without_parameters(roles.show_grants),
+    sql.CreateTokenStatement: _without_parameters(create_token),
+    sql.ShowRolesStatement: _without_parameters(catalog.show_roles),
+    sql.ShowGrantsStatement: _without_parameters(catalog.show_grants),
     sql.DeallocateStatement: SqlSession.deallocate,
     sql.NoOperationStatement: SqlSession.do_nothing,
 }

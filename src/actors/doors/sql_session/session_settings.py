@@ -16,6 +16,7 @@ import msgspec
 
 from actors.model.pgwire.session_zones import parse_session_zone
 from actors.model.pgwire.sqlstate import NOT_SUPPORTED
+from actors.model.pgwire.value_parsing import FALSE_WORDS, TRUE_WORDS
 from actors.runtime.errors import InvalidUsage, nearest_hint
 
 SERVER_VERSION: Final = "15.0 (Penstock)"
@@ -85,22 +86,13 @@ def _invalid(name: str, text: str, why: str) -> InvalidUsage:
     return InvalidUsage(f'invalid value for parameter "{name}": "{text[:64]}"; {why}')
 
 
-_BOOLEANS: Final = {
-    **{"true"[:size]: "on" for size in range(1, 5)},
-    **{"yes"[:size]: "on" for size in range(1, 4)},
-    **{"false"[:size]: "off" for size in range(1, 6)},
-    **{"no"[:size]: "off" for size in range(1, 3)},
-    **{"on": "on", "1": "on", "of": "off", "off": "off", "0": "off"},
-}
-"""Spellings of a switch, which PostgreSQL lets users abbreviate."""
-
-
 def _boolean(name: str) -> ParseSetting:
     def parse(text: str, _: str) -> str:
-        found = _BOOLEANS.get(text.lower())
-        if found is None:
-            raise _invalid(name, text, "on or off")
-        return found
+        if (word := text.lower()) in TRUE_WORDS:
+            return "on"
+        if word in FALSE_WORDS:
+            return "off"
+        raise _invalid(name, text, "on or off")
 
     return parse
 
@@ -244,18 +236,6 @@ def _any_text(text: str, _: str) -> str:
     return text
 
 
-def quoted_name(name: str) -> str:
-    """Return a name as PostgreSQL's lists of identifiers have it.
-
-    >>> quoted_name("public"), quoted_name("$user")
-    ('public', '"$user"')
-    """
-    if re.fullmatch(r"[a-z_][a-z0-9_$]*", name):
-        return name
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'
-
-
 # -- the settings ----------------------------------------------------------------------------------
 
 
@@ -334,7 +314,7 @@ SETTINGS: Final = (
         ("on",),
         "a backslash in `'…'` is a backslash",
         reported=True,
-        **{word: "on" for word, value in _BOOLEANS.items() if value == "on"},
+        **dict.fromkeys(TRUE_WORDS, "on"),
     ),
     SessionSetting(
         "search_path",

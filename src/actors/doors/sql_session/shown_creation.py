@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from actors.doors.sql_session.catalog_statements import option_text, text_result
-from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext, object_name
-from actors.doors.sql_session.placed_text import quoted
+from actors.doors.sql_session.catalog_statements import text_result
+from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext
 from actors.doors.sql_session.results import StatementResult
-from actors.doors.sql_session.row_values import spark_text
+from actors.engine.sql.object_names import object_name
 from actors.engine.sql.statements import ShowCreateStatement
-from actors.engine.sql.tokens import SqlDialect
+from actors.engine.sql.tokens import SqlDialect, quote_name, quote_text
+from actors.model.pgwire import quoting
 from actors.model.protocol.api import ObjectStatus
+from actors.model.protocol.connector_options import option_text
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import AccessDenied, InvalidUsage, UnknownObject
 
@@ -35,8 +36,8 @@ async def _connector_text(context: SessionContext, kind: str, name: str) -> str:
     if not found.options:
         raise AccessDenied(f"the options of {kind} {found.name} are shown to its owner alone")
     is_spark = context.dialect is SqlDialect.SPARK
-    own: Callable[[str], str] = quoted if is_spark else _postgres_name
-    literal: Callable[[str], str] = spark_text if is_spark else _postgres_text
+    own: Callable[[str], str] = quote_name if is_spark else quoting.quote_name
+    literal: Callable[[str], str] = quote_text if is_spark else quoting.quote_text
     text = f"CREATE {kind.upper()} {own(found.name)}"
     if found.on:
         text += f" ON {own(found.on)}"
@@ -61,7 +62,7 @@ async def _connector_text(context: SessionContext, kind: str, name: str) -> str:
 async def creation_text(context: SessionContext, found: ObjectStatus) -> str:
     """Return the statement that creates an object like this. Raises `InvalidUsage` for a kind that
     no statement creates alone."""
-    name = quoted(found.name)
+    name = quote_name(found.name)
     if found.kind == PLAIN_VIEW:
         return f"CREATE VIEW {name} AS\n{found.sql}"
     if found.kind == "view":
@@ -76,24 +77,24 @@ async def creation_text(context: SessionContext, found: ObjectStatus) -> str:
     if found.kind == "table" and found.schema is not None:
         defaults = found.column_defaults
         lines = [
-            f"  {quoted(each.name)} {each.type.upper()}{'' if each.nullable else ' NOT NULL'}"
+            f"  {quote_name(each.name)} {each.type.upper()}{'' if each.nullable else ' NOT NULL'}"
             + (f" DEFAULT {defaults[each.name].text}" if each.name in defaults else "")
             + _shown_comment(found.column_comments.get(each.name))
             for each in found.schema.columns
         ]
         if found.schema.key:
-            lines.append(f"  PRIMARY KEY ({', '.join(map(quoted, found.schema.key))})")
+            lines.append(f"  PRIMARY KEY ({', '.join(map(quote_name, found.schema.key))})")
         columns = ",\n".join(lines)
         return f"CREATE TABLE {name} (\n{columns}){_shown_properties(found)}"
     if found.kind == "index":
         rows = await context.client.peek("penstock.objects", where=[("name", "=", found.name)])
         row = rows.to_pylist()[0]
-        return f"CREATE INDEX {name} ON {quoted(row['depends'])} ({row['key']})"
+        return f"CREATE INDEX {name} ON {quote_name(row['depends'])} ({row['key']})"
     raise InvalidUsage(f"{found.name} is a {found.kind}: it is created with its source")
 
 
 def _shown_comment(comment: str | None) -> str:
-    return f" COMMENT {spark_text(comment)}" if comment else ""
+    return f" COMMENT {quote_text(comment)}" if comment else ""
 
 
 def _shown_properties(found: ObjectStatus) -> str:
@@ -103,15 +104,5 @@ def _shown_properties(found: ObjectStatus) -> str:
         properties["retain_history_ms"] = str(found.retain_history_ms)
     if found.target_lag_ms:
         properties["target_lag_ms"] = str(found.target_lag_ms)
-    pairs = ", ".join(f"{spark_text(key)} = {spark_text(each)}" for key, each in properties.items())
+    pairs = ", ".join(f"{quote_text(key)} = {quote_text(each)}" for key, each in properties.items())
     return _shown_comment(found.comment) + (f" TBLPROPERTIES ({pairs})" if pairs else "")
-
-
-def _postgres_name(name: str) -> str:
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'
-
-
-def _postgres_text(text: str) -> str:
-    escaped = text.replace("'", "''")
-    return f"'{escaped}'"

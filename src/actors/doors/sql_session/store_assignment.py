@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.doors.sql_session.placed_text import PlacedText, joined, placed
-from actors.engine.sql.tokens import lex_sql, quote_text
+from actors.engine.sql.tokens import quote_text
 from actors.model.pgwire.sqlstate import INEXACT, UNFIT
 from actors.model.plan.schema import UNBOUNDED_NUMERIC, TableColumn, arrow_type
 from actors.runtime.errors import InvalidUsage, TypeMismatch, ValueOutOfRange
@@ -118,7 +118,7 @@ def assigned_cast(value: PlacedText, column: TableColumn, conf: Mapping[str, str
     # Without ANSI mode CAST makes NULL or another number of what does not fit. An assignment never
     # does: `spark.sql.storeAssignmentPolicy` is another setting.
     what = f"of type {type_}" if pa.types.is_nested(arrow_type(type_)) else ""
-    if any(token.text.upper() == "SELECT" for token in lex_sql(value.text)):
+    if value.span is not None and any(each.word == "SELECT" for each in value.span.tokens):
         what = "with a subquery"  # Spark has none within `transform`
     if what:
         raise InvalidUsage(
@@ -157,20 +157,23 @@ def cast_query(
     ) AS q (c0)
     """
     names = [f"c{number}" for number in range(len(columns))]
-
-    def cast(name: str, column: TableColumn) -> PlacedText:
-        digits = exact_cast(name, column.type) if exact else ""
-        return placed(digits) if digits else assigned_cast(placed(name), column, conf)
-
     casts = joined(
         ", ",
         (
-            placed(cast(name, column), f" AS {name}")
+            placed(cast_column(name, column, conf, exact=exact), f" AS {name}")
             for name, column in zip(names, columns, strict=True)
         ),
     )
     # On lines of their own: the query may end with a comment.
     return placed("SELECT ", casts, " FROM (\n", query, f"\n) AS q ({', '.join(names)})")
+
+
+def cast_column(
+    name: str, column: TableColumn, conf: Mapping[str, str], *, exact: bool
+) -> PlacedText:
+    """Return a column of a query cast to the type of the one that it is for. See `cast_query`."""
+    digits = exact_cast(name, column.type) if exact else ""
+    return placed(digits) if digits else assigned_cast(placed(name), column, conf)
 
 
 def exact_cast(text: str, kind: str) -> str:

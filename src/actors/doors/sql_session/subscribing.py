@@ -23,14 +23,16 @@ import msgspec
 import pyarrow as pa
 
 from actors.doors.client.client import ChangeBatch
-from actors.doors.sql_session.context import PLAIN_VIEW, READABLE_KINDS, SessionContext
+from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext
 from actors.doors.sql_session.placed_text import PlacedText
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter
-from actors.engine.sql.statements import SubscribeStatement, TextSpan
-from actors.engine.views.simple import SimpleRead, simple_read
+from actors.engine.sql.statements import SubscribeStatement, composed
+from actors.engine.sql.tokens import quote_name
+from actors.engine.views.simple import SimpleRead
 from actors.model.plan.schema import DIFF, TIME, TableSchema
 from actors.model.plan.updates import consolidate
+from actors.model.protocol.api import TIME_ZONE, CreateView
 from actors.model.protocol.relations import SUBSCRIBED_PREFIX
 from actors.model.protocol.row_filter import PreparedComparison, passing_rows, prepare_comparison
 from actors.runtime.errors import InvalidUsage, PenstockError, from_wire
@@ -147,9 +149,8 @@ async def _query_of_plain_view(
     entry = await context.catalog.find_present(statement.name)
     if entry.kind != PLAIN_VIEW:
         return statement
-    name = entry.name.replace("`", "``")
     # Backticks are quotes in both dialects here.
-    query = TextSpan(statement.position, statement.position, f"SELECT * FROM `{name}`", ())
+    query = composed(context.dialect, f"SELECT * FROM {quote_name(entry.name)}")
     return msgspec.structs.replace(statement, name=None, query=query)
 
 
@@ -163,13 +164,8 @@ async def _plain_object(
             raise InvalidUsage(f"{entry.name} is a {entry.kind}: it has no changes to follow")
         columns = tuple(entry.schema.names)
         return FollowedObject.of(SimpleRead(entry.name, columns, columns), entry.schema)
-    schemas = {
-        each.name: each.schema
-        for each in await context.catalog.all()
-        if each.kind in READABLE_KINDS and each.schema is not None
-    }
-    text = _query_text(context, statement, parameters)
-    read = simple_read(text.text, schemas)
+    schemas = await context.catalog.readable()
+    read = context.choose_query(_query_text(context, statement, parameters).text, schemas).read
     # An order says nothing of a stream, and a limit is kept only by who has all rows.
     if read is None or read.finishing is not None:
         return None
@@ -201,13 +197,17 @@ async def _query_view(
     text = _query_text(context, statement, parameters)
     try:
         async with context.placed_errors(text):
-            await client.create_subscribed_view(
+            zone = context.spark_zone
+            view = CreateView(
+                0,
                 name,
                 text.text,
-                time_zone=context.spark_zone,
+                conf={TIME_ZONE: zone} if zone else {},
                 refresh_policy=context.variables.get("penstock.refresh_policy"),
                 as_of=as_of,
+                for_subscribe=True,
             )
+            await client.submit(view)
             # Its columns: the catalog has analysed the query, and is not asked to do so again.
         schemas = {each.name: each.schema for each in (await client.status()).objects}
         schema = schemas.get(name)

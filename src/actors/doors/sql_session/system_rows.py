@@ -6,18 +6,16 @@ them, alone or with tables. A plain read of one goes the way of all plain reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
 
-from actors.doors.sql_session.context import READABLE_KINDS, SessionContext
+from actors.doors.sql_session.context import SessionContext
 from actors.doors.sql_session.row_values import spark_literal
-from actors.engine.sql.tokens import SqlToken, lex_sql
+from actors.engine.sql.tokens import lex_sql
 from actors.engine.views.plain_views import inline_views
-from actors.engine.views.simple import simple_read
 from actors.model.plan.schema import TableSchema
-from actors.model.protocol.relations import PREFIX, RELATIONS
+from actors.model.protocol.relations import PREFIX, RELATION_SCHEMAS
 from actors.runtime.errors import InvalidUsage, SqlSyntaxError
 
 SYSTEM_ROWS_MAX: Final = 10_000
@@ -30,7 +28,8 @@ async def with_system_rows(context: SessionContext, text: str) -> str:
     if PREFIX not in text.lower():
         return text
     renamed, names = quote_relations(text)
-    if not names or simple_read(text, await _schemas(context)) is not None:
+    schemas = {**await context.catalog.readable(), **RELATION_SCHEMAS}
+    if not names or context.choose_query(text, schemas).read is not None:
         return text
     queries = {}
     for name in names:
@@ -40,14 +39,8 @@ async def with_system_rows(context: SessionContext, text: str) -> str:
                 f"{name} has {rows.num_rows} rows, and at most {SYSTEM_ROWS_MAX} are joined or "
                 f"grouped: select those that you want by comparisons alone"
             )
-        queries[name] = rows_query(rows, RELATIONS[name].schema)
+        queries[name] = rows_query(rows, RELATION_SCHEMAS[name])
     return inline_views(renamed, queries)
-
-
-async def _schemas(context: SessionContext) -> Mapping[str, TableSchema]:
-    objects = await context.catalog.all()
-    kept = {e.name: e.schema for e in objects if e.kind in READABLE_KINDS and e.schema is not None}
-    return kept | {name: relation.schema for name, relation in RELATIONS.items()}
 
 
 def quote_relations(text: str) -> tuple[str, list[str]]:
@@ -64,16 +57,12 @@ def quote_relations(text: str) -> tuple[str, list[str]]:
     found: dict[str, None] = {}
     made, done = "", 0
     for first, dot, last in zip(tokens, tokens[1:], tokens[2:], strict=False):
-        name = f"{_plain(first)}.{_plain(last)}".lower()
-        if dot.text == "." and name in RELATIONS and first.start >= done:
+        name = f"{first.name}.{last.name}".lower()
+        if dot.text == "." and name in RELATION_SCHEMAS and first.start >= done:
             found[name] = None
             made += f"{text[done : first.start]}`{name}`"
             done = last.end
     return made + text[done:], list(found)
-
-
-def _plain(token: SqlToken) -> str:
-    return token.text[1:-1] if token.kind == "name" else token.text
 
 
 def rows_query(rows: pa.Table, schema: TableSchema) -> str:

@@ -13,16 +13,17 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from actors.doors.client.client import TableWrite
 from actors.doors.sql_session.row_values import values_query
 from actors.doors.sql_session.session_variables import SettingsState
+from actors.engine.sql.tokens import quote_name
 from actors.engine.views.query_analysis import find_mentioned_tables
 from actors.model.pgwire.sqlstate import UNKNOWN_SAVEPOINT, RefusedStatement
 from actors.model.plan.column_defaults import DefaultValues
 from actors.model.plan.schema import DIFF, TableSchema
-from actors.model.plan.updates import TextTooLong, consolidate, fit_texts_of
+from actors.model.plan.text_limits import TextTooLong, fit_texts_of
+from actors.model.plan.updates import consolidate
 from actors.runtime.errors import DefinitionChanged, InvalidUsage, ValueTooLong
 from actors.runtime.progress import Time
 
@@ -69,19 +70,16 @@ def _repeated(summed: pa.Table, sign: int) -> pa.Table:
     return summed.drop_columns([DIFF]).take(pa.array(numbers, pa.int64()))
 
 
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
-
-
 def _overlay(name: str, schema: TableSchema, gone: pa.Table, come: pa.Table) -> str:
     """Return a query of a table's rows without those that go and with those that come."""
-    rows = f"SELECT * FROM {_quoted(name)}"
+    rows = f"SELECT * FROM {quote_name(name)}"
     if gone.num_rows and schema.key:
         # A key names one row. Subtracting whole rows would group all that the table has.
         columns = tuple(column for column in schema.columns if column.name in schema.key)
         keys = values_query(gone.select([c.name for c in columns]), TableSchema(columns))
         same = " AND ".join(
-            f"{_quoted(name)}.{_quoted(c.name)} <=> gone.{_quoted(c.name)}" for c in columns
+            f"{quote_name(name)}.{quote_name(c.name)} <=> gone.{quote_name(c.name)}"
+            for c in columns
         )
         rows += f" LEFT ANTI JOIN ({keys}) AS gone ON {same}"
     elif gone.num_rows:
@@ -181,7 +179,9 @@ class OpenTransaction:
                     "which it cannot read before COMMIT"
                 )
             if gone.num_rows or come.num_rows:
-                defined.append(f"{_quoted(name)} AS ({_overlay(name, schemas[name], gone, come)})")
+                defined.append(
+                    f"{quote_name(name)} AS ({_overlay(name, schemas[name], gone, come)})"
+                )
         return f"WITH {', '.join(defined)} ({text})" if defined else text
 
     # -- savepoints --------------------------------------------------------------------------------
@@ -247,8 +247,3 @@ def as_stored(table: str, rows: pa.Table, schema: TableSchema) -> pa.Table:
         return fit_texts_of(rows.select(schema.names).cast(schema.arrow()), schema)
     except TextTooLong as error:
         raise ValueTooLong(f"table {table}, {error}") from None
-
-
-def split_by(rows: pa.Table, column: str, value: object) -> pa.Table:
-    """Return the rows whose column has this value."""
-    return rows.filter(pc.equal(rows[column], pa.scalar(value, rows[column].type)))

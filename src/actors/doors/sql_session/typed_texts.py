@@ -17,7 +17,8 @@ from typing import Final
 from actors.engine.sql.type_names import WrittenType
 from actors.model.pgwire.parameters import spark_literal
 from actors.model.pgwire.sqlstate import NOT_SUPPORTED, InvalidClientData
-from actors.model.pgwire.type_map import (
+from actors.model.pgwire.type_map import pg_type_of_spark
+from actors.model.pgwire.type_oids import (
     ARRAY_OF,
     BYTEA,
     DATE,
@@ -27,7 +28,6 @@ from actors.model.pgwire.type_map import (
     TIMESTAMP,
     TIMESTAMPTZ,
     UUID,
-    pg_type_of_spark,
 )
 from actors.model.pgwire.value_parsing import parse_text_value
 from actors.model.plan.schema import inner_types, text_limit

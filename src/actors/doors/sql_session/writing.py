@@ -11,24 +11,23 @@ from typing import Any, Final
 import pyarrow as pa
 from msgspec.structs import replace
 
-from actors.doors.sql_session.conflicts import as_merge
 from actors.doors.sql_session.context import SessionContext
 from actors.doors.sql_session.default_values import (
-    NO_DEFAULTS,
-    StatementDefaults,
+    TableScope,
     cast_or_default,
     columns_of_default,
     is_default,
-    statement_defaults,
+    open_table,
+    with_defaults,
     with_present_definition,
 )
 from actors.doors.sql_session.long_texts import work_on
-from actors.doors.sql_session.merging import merge_rows
-from actors.doors.sql_session.placed_text import PlacedText, joined, placed, quoted
+from actors.doors.sql_session.merging import as_merge, merge_rows
+from actors.doors.sql_session.placed_text import PlacedText, joined, placed
 from actors.doors.sql_session.reading import query_text
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.returning import ReturningList, returned_result
-from actors.doors.sql_session.row_arithmetic import computed_array
+from actors.doors.sql_session.row_arithmetic import arithmetic_of, computed_array
 from actors.doors.sql_session.row_changes import (
     NEW,
     ComputedChange,
@@ -52,6 +51,7 @@ from actors.doors.sql_session.store_assignment import (
     number_text,
 )
 from actors.doors.sql_session.transaction import PendingChange, as_stored, filled, keys_in
+from actors.engine.sql.expressions import ExpressionNode
 from actors.engine.sql.statements import (
     ColumnAssignment,
     DeleteStatement,
@@ -59,8 +59,9 @@ from actors.engine.sql.statements import (
     QueryStatement,
     TextSpan,
     UpdateStatement,
+    composed,
 )
-from actors.engine.sql.tokens import SqlDialect
+from actors.engine.sql.tokens import SqlDialect, quote_name
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import AccessDenied, DuplicateKey, InvalidUsage
@@ -68,7 +69,7 @@ from actors.runtime.errors import AccessDenied, DuplicateKey, InvalidUsage
 Parameters = Sequence[SqlParameter]
 KEYS_CHECKED_MAX: Final = 1_000
 """Rows of one INSERT whose keys are looked up before COMMIT does."""
-_DEFAULT: Final = TextSpan(0, 0, "DEFAULT")
+_DEFAULT: Final = composed(SqlDialect.SPARK, "DEFAULT")
 """A value of DEFAULT VALUES."""
 
 
@@ -86,7 +87,8 @@ async def insert(
 async def _insert(
     context: SessionContext, statement: InsertStatement, parameters: Parameters
 ) -> StatementResult:
-    table, schema = await context.catalog.find_table(statement.table)
+    scope = await open_table(context, statement.table, parameters)
+    table, schema = scope.table, scope.schema
     columns = named_columns(table, schema, statement.columns)
     given = statement.rows
     if statement.default_values:
@@ -98,41 +100,37 @@ async def _insert(
         left_out = set(schema.names).difference(column.name for column in columns)
         named = [columns_of_default(columns, row) for row in given or ()]
         if statement.conflict is not None:
-            assigned = _assigned(table, schema, statement.conflict.assignments)
+            assigned = _assigned(scope, statement.conflict.assignments)
             named.append({column.name for column, span in assigned if is_default(span)})
         return left_out.union(*named)
 
-    defaults = await statement_defaults(context, table, schema, wanted)
-    returning = _returning_list(context, table, schema, statement, parameters)
+    scope = await with_defaults(scope, wanted)
+    returning = _returning_list(scope, statement)
     if returning is not None:
         # Whoever returns rows reads them: also what another role's columns have by default.
         await context.client.check_right("read", table)
     if statement.conflict is not None:
-        upsert = as_merge(statement, statement.conflict, schema, columns, context.dialect, defaults)
-        count, returned = await merge_rows(context, upsert, parameters, returning, defaults)
+        upsert = as_merge(statement, statement.conflict, schema, columns)
+        count, returned = await merge_rows(scope, upsert, returning)
         return returned_result(f"INSERT 0 {count}", returned)
     if statement.rows is not None:
-        rows = await _values(context, columns, statement.rows, parameters, defaults)
+        rows = await _values(scope, columns, statement.rows)
     else:
         assert statement.query is not None
-        rows = await _assigned_rows(context, table, columns, statement.query, parameters)
-    rows = filled(rows, schema, defaults.values)
+        rows = await _assigned_rows(scope, columns, statement.query)
+    rows = filled(rows, schema, scope.values)
     returned = None if returning is None else await returning.rows(rows)
-    await _put_rows(context, table, schema, rows, defaults)
+    await _put_rows(scope, rows)
     return returned_result(f"INSERT 0 {rows.num_rows}", returned)
 
 
 def _returning_list(
-    context: SessionContext,
-    table: str,
-    schema: TableSchema,
-    statement: InsertStatement | UpdateStatement | DeleteStatement,
-    parameters: Parameters,
+    scope: TableScope, statement: InsertStatement | UpdateStatement | DeleteStatement
 ) -> ReturningList | None:
     """Return what a statement returns of its rows; None: nothing."""
     if not statement.returning:
         return None
-    return ReturningList(context, table, statement.alias, schema, statement.returning, parameters)
+    return ReturningList(scope, statement.alias, statement.returning)
 
 
 async def returned_shape(
@@ -143,8 +141,7 @@ async def returned_shape(
     """Return the columns that a statement returns, without carrying it out; None: nothing."""
     if not statement.returning:
         return None
-    table, schema = await context.catalog.find_table(statement.table)
-    returning = _returning_list(context, table, schema, statement, parameters)
+    returning = _returning_list(await open_table(context, statement.table, parameters), statement)
     assert returning is not None
     return await returning.shape()
 
@@ -159,30 +156,22 @@ async def put_rows(
         # The table is among those that are known, also after they were forgotten.
         await context.catalog.find_table((table,))
         left_out = set(schema.names) - set(rows.column_names)
-        defaults = await statement_defaults(context, table, schema, lambda: left_out)
-        whole = filled(rows, schema, defaults.values)
-        await _put_rows(context, table, schema, whole, defaults)
+        scope = await with_defaults(TableScope(context, table, schema), lambda: left_out)
+        await _put_rows(scope, filled(rows, schema, scope.values))
 
     await with_present_definition(context, put)
 
 
-async def _put_rows(
-    context: SessionContext,
-    table: str,
-    schema: TableSchema,
-    rows: pa.Table,
-    defaults: StatementDefaults,
-) -> None:
+async def _put_rows(scope: TableScope, rows: pa.Table) -> None:
     """Insert rows that have all columns of the table."""
-    await _refuse_present(context, table, schema, rows)
-    await carry_out(context, table, schema, PendingChange(None, rows), defaults)
+    await _refuse_present(scope, rows)
+    await carry_out(scope, PendingChange(None, rows))
 
 
-async def _refuse_present(
-    context: SessionContext, table: str, schema: TableSchema, rows: pa.Table
-) -> None:
+async def _refuse_present(scope: TableScope, rows: pa.Table) -> None:
     """Raise `DuplicateKey` for a row whose key the open transaction sees already, if there is a
     savepoint to go back to: without one COMMIT tells it, which fails as a whole either way."""
+    context, table, schema = scope.context, scope.table, scope.schema
     transaction = context.transaction
     if transaction is None or not transaction.has_savepoints or not schema.key:
         return
@@ -249,61 +238,42 @@ def _check_widths(
 
 
 async def _values(
-    context: SessionContext,
-    columns: Sequence[TableColumn],
-    rows: Sequence[Sequence[TextSpan]],
-    parameters: Parameters,
-    defaults: StatementDefaults,
+    scope: TableScope, columns: Sequence[TableColumn], rows: Sequence[Sequence[TextSpan]]
 ) -> pa.Table:
-    size = sum(len(each.text) for row in rows for each in row)
+    size = sum(each.end - each.start for row in rows for each in row)
     try:
-        return await work_on(
-            size, lambda: _local_values(context, columns, rows, parameters, defaults)
-        )
+        return await work_on(size, lambda: _local_values(scope, columns, rows))
     except NotLocal:
-        text = await work_on(
-            size, lambda: _cast_values(context, columns, rows, parameters, defaults)
-        )
-        found = await context.collect(text)
+        text = await work_on(size, lambda: _cast_values(scope, columns, rows))
+        found = await scope.context.collect(text)
         return found.rename_columns([column.name for column in columns])
 
 
 def _local_values(
-    context: SessionContext,
-    columns: Sequence[TableColumn],
-    rows: Sequence[Sequence[TextSpan]],
-    parameters: Parameters,
-    defaults: StatementDefaults,
+    scope: TableScope, columns: Sequence[TableColumn], rows: Sequence[Sequence[TextSpan]]
 ) -> pa.Table:
     """Return rows of literals. Raises `NotLocal` for other expressions."""
-    values = [
-        [literal_value(each.text, context.dialect, parameters) for each in row] for row in rows
-    ]
+    values = [[literal_value(each, scope.parameters) for each in row] for row in rows]
+    times, defaults = scope.context.times, scope.values
     arrays = [
-        column_array(each, column, times=context.times, defaults=defaults.values)
+        column_array(each, column, times=times, defaults=defaults)
         for each, column in zip(zip(*values, strict=True), columns, strict=True)
     ]
     return pa.table(arrays, names=[column.name for column in columns])
 
 
 def _cast_values(
-    context: SessionContext,
-    columns: Sequence[TableColumn],
-    rows: Sequence[Sequence[TextSpan]],
-    parameters: Parameters,
-    defaults: StatementDefaults,
+    scope: TableScope, columns: Sequence[TableColumn], rows: Sequence[Sequence[TextSpan]]
 ) -> PlacedText:
     """Return a query of the rows, each value cast to its column's type."""
-    exact, conf = context.dialect is SqlDialect.POSTGRES, context.spark_conf()
+    exact, conf = scope.context.dialect is SqlDialect.POSTGRES, scope.context.spark_conf()
     fails = fails_by_cast(conf)
 
     def value(span: TextSpan, column: TableColumn) -> PlacedText:
-        return cast_or_default(
-            context, span, column, parameters, defaults, cast=fails, as_text=exact
-        )
+        return cast_or_default(scope, span, column, cast=fails, as_text=exact)
 
     lines = (placed("(", joined(", ", map(value, row, columns)), ")") for row in rows)
-    names = [quoted(column.name) for column in columns]
+    names = [quote_name(column.name) for column in columns]
     # In VALUES Spark does not say what is wrong with a number.
     wanted = ", ".join(
         f"{number_of_text(name, column.type)} AS {name}"
@@ -318,14 +288,11 @@ def _cast_values(
 
 
 async def _assigned_rows(
-    context: SessionContext,
-    table: str,
-    columns: Sequence[TableColumn],
-    query: QueryStatement,
-    parameters: Parameters,
+    scope: TableScope, columns: Sequence[TableColumn], query: QueryStatement
 ) -> pa.Table:
     """Return a query's rows with the columns' types."""
-    text, as_of = await query_text(context, query, parameters)
+    context, table = scope.context, scope.table
+    text, as_of = await query_text(context, query, scope.parameters)
     rows = _renamed(table, await context.collect(text, as_of), columns)
     check_assignable(table, rows.schema, columns)
     # Spark's dialect rounds, as Spark does.
@@ -360,16 +327,13 @@ async def update(
 async def _update(
     context: SessionContext, statement: UpdateStatement, parameters: Parameters
 ) -> StatementResult:
-    table, schema = await context.catalog.find_table(statement.table)
-    targets = _assigned(table, schema, statement.assignments)
+    scope = await open_table(context, statement.table, parameters)
+    schema, targets = scope.schema, _assigned(scope, statement.assignments)
     wanted = {column.name for column, span in targets if is_default(span)}
-    defaults = None
     if wanted:
-        defaults = await statement_defaults(context, table, schema, lambda: wanted)
-    from_ = await _from(table, statement.alias, statement.where, context, parameters)
-    here = _LocalAssignments(
-        context, table, schema, statement, targets, parameters, defaults or NO_DEFAULTS
-    )
+        scope = await with_defaults(scope, lambda: wanted)
+    from_ = await _from(scope, statement)
+    here = _LocalAssignments(scope, statement, targets)
 
     async def compute() -> ComputedChange:
         if here.possible:
@@ -379,14 +343,12 @@ async def _update(
                 return ComputedChange(PendingChange(old, here.applied(old)), old.num_rows)
             except NotLocal:
                 here.possible = False  # Spark says what is wrong with these rows
-        text = select_changes(context, schema, targets, from_, parameters, defaults or NO_DEFAULTS)
-        rows = await read_rows(context, text)
+        rows = await read_rows(context, select_changes(scope, targets, from_))
         old = rows.select(schema.names)
         new = _with_new(rows, schema, [column for column, _ in targets])
         return ComputedChange(PendingChange(old, new), old.num_rows)
 
-    returning = _returning_list(context, table, schema, statement, parameters)
-    count, returned = await change_rows(context, table, schema, compute, returning, defaults)
+    count, returned = await change_rows(scope, compute, _returning_list(scope, statement))
     return returned_result(f"UPDATE {count}", returned)
 
 
@@ -400,42 +362,36 @@ async def delete(
 async def _delete(
     context: SessionContext, statement: DeleteStatement, parameters: Parameters
 ) -> StatementResult:
-    table, schema = await context.catalog.find_table(statement.table)
-    from_ = await _from(table, statement.alias, statement.where, context, parameters)
+    scope = await open_table(context, statement.table, parameters)
+    from_ = await _from(scope, statement)
 
     async def compute() -> ComputedChange:
-        old = (await read_rows(context, placed("SELECT * FROM ", from_))).select(schema.names)
+        rows = await read_rows(context, placed("SELECT * FROM ", from_))
+        old = rows.select(scope.schema.names)
         return ComputedChange(PendingChange(old, None), old.num_rows)
 
-    returning = _returning_list(context, table, schema, statement, parameters)
-    count, returned = await change_rows(context, table, schema, compute, returning)
+    count, returned = await change_rows(scope, compute, _returning_list(scope, statement))
     return returned_result("TRUNCATE TABLE" if statement.truncates else f"DELETE {count}", returned)
 
 
-async def _from(
-    table: str,
-    alias: str | None,
-    where: TextSpan | None,
-    context: SessionContext,
-    parameters: Parameters,
-) -> PlacedText:
+async def _from(scope: TableScope, statement: UpdateStatement | DeleteStatement) -> PlacedText:
     """Return what follows FROM in the query of the rows to change."""
-    text = quoted(table)
-    if alias is not None:
-        text += f" AS {quoted(alias)}"
+    where, text = statement.where, quote_name(scope.table)
+    if statement.alias is not None:
+        text += f" AS {quote_name(statement.alias)}"
     if where is None:
         return placed(text)
     # A condition that is none is told of at its WHERE.
-    condition = await context.spark_off_loop(where, parameters)
+    condition = await scope.context.spark_off_loop(where, scope.parameters)
     filtered = placed(" WHERE ", condition).around(where)
     return placed(text, filtered)
 
 
 def _assigned(
-    table: str, schema: TableSchema, assignments: Sequence[ColumnAssignment]
+    scope: TableScope, assignments: Sequence[ColumnAssignment]
 ) -> list[tuple[TableColumn, TextSpan]]:
     names = [each.column[-1] for each in assignments]
-    columns = named_columns(table, schema, names)
+    columns = named_columns(scope.table, scope.schema, names)
     return list(zip(columns, (each.value for each in assignments), strict=True))
 
 
@@ -444,55 +400,46 @@ class _LocalAssignments:
 
     def __init__(
         self,
-        context: SessionContext,
-        table: str,
-        schema: TableSchema,
+        scope: TableScope,
         statement: UpdateStatement,
         targets: Sequence[tuple[TableColumn, TextSpan]],
-        parameters: Parameters,
-        defaults: StatementDefaults,
     ) -> None:
-        self._schema = schema
-        self._qualifier = statement.alias or table
+        self._schema = scope.schema
+        self._qualifier = statement.alias or scope.table
         self._constants: dict[str, pa.Array] = {}
-        self._computed: list[tuple[TableColumn, str]] = []
+        self._computed: list[tuple[TableColumn, ExpressionNode]] = []
         self.possible = True
         """False if Spark must compute one."""
-        for column, span in targets:
-            try:
-                value = literal_value(span.text, context.dialect, parameters)
-                self._constants[column.name] = column_array(
-                    [value], column, times=context.times, defaults=defaults.values
-                )
-            except NotLocal:
-                self._computed.append((column, context.spark(span, parameters).text))
         try:
-            # Over no rows: whether the texts are of the plain kind.
-            self.applied(schema.arrow().empty_table())
+            for column, span in targets:
+                try:
+                    value = literal_value(span, scope.parameters)
+                    self._constants[column.name] = column_array(
+                        [value], column, times=scope.context.times, defaults=scope.values
+                    )
+                except NotLocal:
+                    self._computed.append((column, arithmetic_of(span, scope.parameters)))
+            # Over no rows: whether the types are of the plain kind.
+            self.applied(scope.schema.arrow().empty_table())
         except NotLocal:
             self.possible = False
 
     def applied(self, rows: pa.Table) -> pa.Table:
         """Return the rows with their new values. Raises `NotLocal`."""
         new = {name: pa.repeat(value[0], rows.num_rows) for name, value in self._constants.items()}
-        for column, text in self._computed:
-            new[column.name] = computed_array(text, rows, self._schema, self._qualifier, column)
+        for column, node in self._computed:
+            new[column.name] = computed_array(node, rows, self._schema, self._qualifier, column)
         columns = [new.get(name, rows[name]) for name in self._schema.names]
         return pa.table(columns, schema=self._schema.arrow())
 
 
 def select_changes(
-    context: SessionContext,
-    schema: TableSchema,
-    targets: Sequence[tuple[TableColumn, TextSpan]],
-    from_: PlacedText,
-    parameters: Parameters,
-    defaults: StatementDefaults,
+    scope: TableScope, targets: Sequence[tuple[TableColumn, TextSpan]], from_: PlacedText
 ) -> PlacedText:
     """Return the query of old rows with the new values beside them."""
-    old = [quoted(name) for name in schema.names]
+    old = [quote_name(name) for name in scope.schema.names]
     new = [
-        placed(cast_or_default(context, span, column, parameters, defaults), f" AS {NEW}{number}")
+        placed(cast_or_default(scope, span, column), f" AS {NEW}{number}")
         for number, (column, span) in enumerate(targets)
     ]
     return placed("SELECT ", joined(", ", [*old, *new]), " FROM ", from_)

@@ -14,10 +14,15 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from actors.model.pgwire.session_zones import is_utc
 from actors.model.pgwire.sqlstate import NOT_SUPPORTED, InvalidClientData
-from actors.model.pgwire.time_text import DAY_S, is_doubled, local_to_utc_second, utc_offsets
-from actors.model.pgwire.type_map import TIMESTAMPTZ
+from actors.model.pgwire.time_text import (
+    DAY_S,
+    is_doubled,
+    is_utc,
+    local_to_utc_second,
+    utc_offsets,
+)
+from actors.model.pgwire.type_oids import TIMESTAMPTZ
 from actors.model.pgwire.value_parsing import local_moment, parse_text_value
 from actors.runtime.errors import InvalidUsage
 

@@ -20,12 +20,11 @@ It does not persist: a new arrangement starts empty, whatever the directory held
 
 from __future__ import annotations
 
-import decimal
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -33,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.durable.arrangement.hashing import Hashes, check_key_type, hash_columns, key_hashes
+from actors.durable.arrangement.key_conversion import conform
 from actors.durable.arrangement.merge import merge, merge_from, wants_compaction
 from actors.durable.arrangement.reading import ArrangementSnapshot
 from actors.durable.arrangement.run import HASH, SortedRun, in_memory, on_disk, sort
@@ -40,129 +40,26 @@ from actors.model.plan.schema import ERROR, TIME, TableSchema
 from actors.model.plan.updates import advance, opening_of
 from actors.runtime.errors import InvalidUsage, ReadBelowSince, ResourceClosed
 from actors.runtime.progress import Frontier, Time, format_frontier
-from actors.runtime.threshold_probes import (
-    ARRANGEMENT_MEMORY,
-    ARRANGEMENT_RUNS,
-    MERGED_BLOCK,
-    RUN_IN_MEMORY,
-)
-
-# -- Key values of one type made ready to be looked up in a column of another ----------------------
-# Spark widens both sides of ``=`` to a common type. Where equality after that widening is
-# equality of exact values, the given values are brought to the held type here, and those that no
-# held value can equal are dropped. Where the widening rounds (bigint = double), reads text
-# (string = int), needs a time zone (date = timestamp) or overflows (decimals beyond 38 digits),
-# many held values may equal one given value: `conform` answers None and the caller must not
-# narrow by this column.
-
-
-_INTEGER_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 20}
-"""Digits of the decimal to which Spark widens an integer of so many bits."""
-_DECIMAL_DIGITS_MAX: Final = 38
-_EXACT: Final = decimal.Context(prec=80)
-
-
-def conform(
-    values: pa.ChunkedArray, held: pa.DataType
-) -> tuple[pa.ChunkedArray, list[bool]] | None:
-    """Return values that hash as equal values of type `held` do, and which of them can match at
-    all.
-
-    None when matches cannot be found by hash. An empty list keeps every row.
-    """
-    given = values.type
-    if given.equals(held) or pa.types.is_null(given):
-        return values, []
-    for alike in (pa.types.is_integer, pa.types.is_floating):
-        if alike(given) and alike(held):
-            return values, []
-    for alike in (_is_text, _is_bytes, pa.types.is_date, _is_instant, _is_local):
-        if alike(given) and alike(held):
-            return values.cast(held, safe=False), []
-    if (pa.types.is_decimal(given) or pa.types.is_decimal(held)) and _widens(given, held):
-        return _rescale(values, held)
-    return None
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
-    )
-
-
-def _is_instant(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind) and kind.tz is not None)
-
-
-def _is_local(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind) and kind.tz is None)
-
-
-def _digits(kind: pa.DataType) -> tuple[int, int] | None:
-    """(digits before, digits after the point)."""
-    if pa.types.is_decimal(kind):
-        return kind.precision - kind.scale, kind.scale
-    if pa.types.is_integer(kind):
-        return _INTEGER_DIGITS[kind.bit_width], 0
-    return None
-
-
-def _widens(given: pa.DataType, held: pa.DataType) -> bool:
-    one, other = _digits(given), _digits(held)
-    if one is None or other is None:
-        return False
-    # Beyond 38 digits Spark's common type overflows: no exact equality.
-    return max(one[0], other[0]) + max(one[1], other[1]) <= _DECIMAL_DIGITS_MAX
-
-
-def _rescale(values: pa.ChunkedArray, held: pa.DataType) -> tuple[pa.ChunkedArray, list[bool]]:
-    scale = held.scale if pa.types.is_decimal(held) else 0
-    limit = 10**held.precision if pa.types.is_decimal(held) else 1 << (held.bit_width - 1)
-    make: Callable[[int], Any] = (
-        (lambda unscaled: decimal.Decimal(unscaled).scaleb(-scale, _EXACT))
-        if pa.types.is_decimal(held)
-        else int
-    )
-    kept: list[bool] = []
-    fitting: list[Any] = []
-    for value in values.to_pylist():
-        if value is None:
-            kept.append(True)
-            fitting.append(None)
-            continue
-        # Exact: a rounded key would match a row that it does not equal.
-        shifted = decimal.Decimal(value).scaleb(scale, _EXACT)
-        unscaled = int(shifted)
-        fits = shifted == unscaled and -limit <= unscaled < limit
-        # A decimal's range is symmetric, an integer's is not.
-        fits = fits and (unscaled != -limit or not pa.types.is_decimal(held))
-        kept.append(fits)
-        fitting.append(make(unscaled) if fits else None)
-    return pa.chunked_array([pa.array(fitting, held)]), kept
-
 
 _RUN_NUMBERS: Final = itertools.count()
 """Numbers of the process: a new arrangement in an old one's directory never reuses a file name."""
 
 
 class ArrangementLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one arrangement; sizes in bytes. The defaults are the process's."""
+    """Bounds of one arrangement; sizes in bytes."""
 
-    memory_run_bytes_max: int = msgspec.field(default_factory=lambda: RUN_IN_MEMORY.limit)
+    memory_run_bytes_max: int = 1 << 20
     """Size beyond which a run becomes a file."""
-    memory_bytes_max: int = msgspec.field(default_factory=lambda: ARRANGEMENT_MEMORY.limit)
+    memory_bytes_max: int = 4 << 20
     """Bound of all runs in memory together."""
-    memory_runs_max: int = msgspec.field(default_factory=lambda: ARRANGEMENT_RUNS.limit)
+    memory_runs_max: int = 8
     """Number of runs in memory beyond which an insert merges small runs itself, so that lookups
     stay fast between calls of `maintain`."""
-    block_bytes: int = msgspec.field(default_factory=lambda: MERGED_BLOCK.limit)
+    block_bytes: int = 64 << 20
     """Target size of a block of a merged run, which a merge holds in memory."""
+
+
+DEFAULT_LIMITS = ArrangementLimits()
 
 
 class ArrangementStatistics(msgspec.Struct, frozen=True):
@@ -231,7 +128,7 @@ class Arrangement:
         check_key(schema, key)
         self.schema = schema
         self.key = key
-        self._limits = limits or ArrangementLimits()
+        self._limits = limits or DEFAULT_LIMITS
         self._updates_schema = schema.arrow_updates()
         self.opening = opening_of(self._updates_schema.remove(len(schema.columns)))
         """Header of an Arrow IPC stream of rows: user columns and their weight."""
@@ -315,9 +212,7 @@ class Arrangement:
         state, limits = self._state, self._limits
         size = updates.nbytes + hashes.nbytes
         in_use = sum(run.bytes for run in state.runs if run.path is None)
-        if not RUN_IN_MEMORY.crossed(
-            size > limits.memory_run_bytes_max
-        ) and not ARRANGEMENT_MEMORY.crossed(in_use + size > limits.memory_bytes_max):
+        if size <= limits.memory_run_bytes_max and in_use + size <= limits.memory_bytes_max:
             batches = sort(updates, hashes, len(hashes))
             return in_memory(batches, state.since, consolidated=consolidated)
         block_rows = max(1, limits.block_bytes * updates.num_rows // max(1, size))
@@ -368,7 +263,7 @@ class Arrangement:
         """Bound the number of runs in memory between calls of `maintain`."""
         limits = self._limits
         small = sum(run.path is None for run in self._state.runs)
-        if not ARRANGEMENT_RUNS.crossed(small > limits.memory_runs_max):
+        if small <= limits.memory_runs_max:
             return
         if not self._merging.acquire(blocking=False):
             return  # the merge under way does it

@@ -1,6 +1,6 @@
 """Gathers updates of one time from many parts, and sums them, in bounded memory. Blocking.
 
-Updates are kept in memory, and beyond `GATHERED_BYTES` in a throw-away arrangement on disk.
+Updates are kept in memory, and beyond `HELD_BYTES_MAX` in a throw-away arrangement on disk.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 from actors.durable.arrangement.arrangement import Arrangement
 from actors.durable.arrangement.hashing import Hashes, check_key_type
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableSchema
-from actors.model.plan.updates import consolidate, set_column
+from actors.model.plan.updates import consolidate, set_column, sliced
 from actors.runtime.errors import CorruptData, InvalidUsage, ViewInError
-from actors.runtime.threshold_probes import GATHERED_BYTES, SLICED_ROWS
+
+HELD_BYTES_MAX = 8 << 20
 
 
 class CollectionContents(Protocol):
@@ -50,7 +51,7 @@ class GatheredUpdates:
             return
         self._held.append(updates)
         self._held_bytes += updates.nbytes
-        if GATHERED_BYTES.exceeded_by(self._held_bytes):
+        if self._held_bytes > HELD_BYTES_MAX:
             self._spill()
 
     def _spill(self) -> None:
@@ -112,7 +113,8 @@ class _Held:
         if found:
             names = self._rows.names
             rows = pa.concat_tables([table.select(names).cast(self._rows) for table in found])
-            yield from consolidate(rows).to_batches(max_chunksize=SLICED_ROWS.limit)
+            for piece in sliced(consolidate(rows)):
+                yield from piece.to_batches()
 
 
 def raise_error(errors: pa.Table) -> None:

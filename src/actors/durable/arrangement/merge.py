@@ -22,7 +22,6 @@ from actors.durable.arrangement.run import HASH, SortedRun, as_batch, in_memory,
 from actors.model.plan.schema import DIFF, ERROR, TIME
 from actors.model.plan.updates import advance, consolidate
 from actors.runtime.progress import Time
-from actors.runtime.threshold_probes import MERGED_BLOCK
 
 
 def merge_from(sizes: Sequence[int]) -> int:
@@ -68,7 +67,6 @@ def merge(
     if bytes_ <= memory_bytes:
         return in_memory(_slices(runs, schema, since, 1), since, consolidated=True)
     count = max(1, min(bytes_ // block_bytes + 1, rows))
-    MERGED_BLOCK.crossed(count > 1)
     slices = _slices(runs, schema, since, count)
     return on_disk(slices, schema, since, path, consolidated=True)
 

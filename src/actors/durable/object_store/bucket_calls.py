@@ -12,7 +12,8 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
-from actors.durable.object_store.bucket_paths import BucketPath, translate_errors
+from actors.durable.object_store.bucket_errors import translate_errors
+from actors.durable.object_store.bucket_paths import BucketPath
 from actors.durable.object_store.bucket_store import (
     PAGE_KEYS,
     PIECES_AT_ONCE,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import msgspec
 
-from actors.durable.object_store.bucket_paths import translate_errors
+from actors.durable.object_store.bucket_errors import translate_errors
 from actors.runtime.errors import StorageError
 from actors.runtime.settings import Settings
 
@@ -164,22 +164,6 @@ class BucketStore:
                 if "NoSuchBucket" in str(error):
                     raise
                 return None
-
-    async def put_if(self, key: str, data: bytes, expected: ObjectVersion | None) -> bool:
-        """Write an object if the existing one has that version (None: none exists); return whether
-        it did. Tries once. Raises `StorageError`, indeterminate unless the error says otherwise."""
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
-
-        mode = put_mode(expected)
-        with translate_errors("write", self._of(key), determinate=False, once=True):
-            try:
-                with anyio.fail_after(self._request_s):
-                    # No retries: after a lost answer a second attempt would fail on the first one's
-                    # version.
-                    await self._once.put_async(key, data, mode=mode)
-            except (AlreadyExistsError, PreconditionError):
-                return False
-            return True
 
     async def put(self, key: str, data: bytes) -> None:
         """Write an object. Raises `StorageError`, indeterminate unless the store refused the first

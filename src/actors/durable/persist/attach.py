@@ -26,7 +26,7 @@ from actors.durable.persist.blob_file import FileBlob
 from actors.durable.persist.client import PersistClient
 from actors.durable.persist.consensus_sqlite import SqliteConsensus
 from actors.durable.persist.directory import FORMAT, StateDirectory
-from actors.durable.persist.location import BlobStore, ConsensusStore
+from actors.durable.persist.location import BlobStore, SnapshotConsensus
 from actors.durable.persist.places import open_blob, open_consensus
 from actors.runtime.errors import InvalidUsage, StateDirectoryError, StorageError, UnknownObject
 from actors.runtime.kernel import ActorClock
@@ -71,7 +71,7 @@ class AttachedClient(msgspec.Struct, frozen=True):
 
     client: PersistClient
     blob: BlobStore
-    consensus: ConsensusStore
+    consensus: SnapshotConsensus
     place: ShardPlace
     name: str
     """Name of this guest in leases; "" for an owner."""
@@ -90,7 +90,7 @@ async def open_blobs(place: ShardPlace, settings: Settings, clock: ActorClock) -
 
 async def open_documents(
     place: ShardPlace, settings: Settings, clock: ActorClock, random: Random
-) -> ConsensusStore:
+) -> SnapshotConsensus:
     """Open only the documents of a place. Raises as `open_blobs` does, and `CorruptData`."""
     if place.consensus_url is None:
         assert place.state_dir is not None

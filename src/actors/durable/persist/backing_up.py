@@ -35,12 +35,11 @@ from actors.durable.persist.backups import (
 )
 from actors.durable.persist.documents import decode_shard
 from actors.durable.persist.handed import HandedLeases, SplitLease
-from actors.durable.persist.location import BlobStore, SnapshotConsensus
-from actors.durable.persist.parts import PartLists, Parts, with_parts
+from actors.durable.persist.location import BlobStore
+from actors.durable.persist.part_lists import PartLists, Parts, with_parts
 from actors.durable.persist.registrations import REGISTRATION_PREFIX
 from actors.durable.persist.shard import shard_key
 from actors.runtime.errors import (
-    InvalidUsage,
     PenstockError,
     ReadBelowSince,
     StorageError,
@@ -200,13 +199,7 @@ async def take_backup(
 ) -> BackupReport:
     """Take a backup, and copy only blobs that the target lacks; `keep`: remove all but so many
     backups afterwards. Raises `InvalidUsage`, `CorruptData`, `StorageError`."""
-    consensus = attached.consensus
-    if not isinstance(consensus, SnapshotConsensus):
-        raise InvalidUsage(
-            f"{attached.place.shown()}: these documents cannot be read at one instant; SQLite's"
-            " and PostgreSQL's can"
-        )
-    run = _BackupRun(attached, consensus, target, settings, clock, progress)
+    run = _BackupRun(attached, target, settings, clock, progress)
     for _ in range(ATTEMPTS_MAX):
         try:
             report = await run.leases.hold_during(run.attempt)
@@ -230,14 +223,13 @@ class _BackupRun:
     def __init__(
         self,
         attached: AttachedClient,
-        consensus: SnapshotConsensus,
         target: BackupTarget,
         settings: Settings,
         clock: ActorClock,
         progress: Progress,
     ) -> None:
         self._attached = attached
-        self._consensus = consensus
+        self._consensus = attached.consensus
         self._target = target
         self._clock = clock
         self._progress = progress

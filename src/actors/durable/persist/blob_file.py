@@ -3,7 +3,8 @@
 Order of a write: a new temporary file → bytes → fsync → rename to its place → fsync of the folder
 (and of its parent, unless the folder's name is known to be durable). What is stashed for one reader
 is not synced: nobody reads it after a power cut. Temporary files live below
-``.tmp`` beside the folders, and are removed at the next start.
+``.tmp`` beside the folders, and are removed at the next start. Disk calls block, so each has a
+deadline.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from actors.runtime.errors import StorageError, storage_error
 from actors.runtime.kernel import ActorClock
 from actors.runtime.kernel.clock import CallOverdue
 
-# -- Blocking disk calls under a deadline ----------------------------------------------------------
-# A thread cannot be ended. So a call that is given up goes on, and may still take effect: such a
-# write is indeterminate. Its result is dropped.
+R = TypeVar("R")
+
+# -- disk calls under a deadline -------------------------------------------------------------------
 
 
 DISK_TIMEOUT_MS: Final = 60_000
@@ -47,14 +48,19 @@ def timeout_error(what: str, timeout_ms: int, *, determinate: bool) -> StorageEr
 async def run_with_timeout(
     clock: ActorClock, use: Callable[[], R], timeout_ms: int, what: str, *, determinate: bool
 ) -> R:
-    """Call `use` in a thread. Raises what `use` raises, and `StorageError` at the deadline."""
+    """Call `use` in a thread. Raises what `use` raises, and `StorageError` at the deadline.
+
+    A thread cannot be ended. So a call that is given up goes on, and may still take effect: such a
+    write is indeterminate. Its result is dropped.
+    """
     try:
         return await clock.run_blocking_within(timeout_ms, use)
     except CallOverdue:
         raise timeout_error(what, timeout_ms, determinate=determinate) from None
 
 
-R = TypeVar("R")
+# -- files -----------------------------------------------------------------------------------------
+
 TEMPORARY: Final = ".tmp"
 _CHUNK_BYTES: Final = 1024 * 1024
 _INSTALLS_MAX: Final = 4

@@ -25,6 +25,7 @@ from actors.durable.persist.change import (
     with_holds,
 )
 from actors.durable.persist.directory import StateDirectory
+from actors.durable.persist.document_locks import DocumentWaiters
 from actors.durable.persist.fence import EPOCH_KEY, FencedConsensus
 from actors.durable.persist.following import follow
 from actors.durable.persist.location import (
@@ -34,12 +35,12 @@ from actors.durable.persist.location import (
     VersionedData,
     check_name,
 )
-from actors.durable.persist.machine import DocumentWaiters, ShardMachine
+from actors.durable.persist.machine import ShardMachine
 from actors.durable.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.durable.persist.orphans import OrphanCollector
 from actors.durable.persist.ownership import hand_over
+from actors.durable.persist.part_lists import PartLists
 from actors.durable.persist.part_store import PartStore, WrittenBlob
-from actors.durable.persist.parts import PartLists
 from actors.durable.persist.places import open_stores, process_name
 from actors.durable.persist.reader import LeaseBook, LeasedReader, why_missing
 from actors.durable.persist.replica_fence import ReplicaFence
@@ -417,12 +418,11 @@ class PersistClient:
         rows: int,
         time_min: Time,
         time_max: Time,
-        has_errors: bool = False,
     ) -> BatchPart:
         """Move a Parquet file (columns, ``__time``, ``__diff``) in as a part. Raises as
         `write_parts` does."""
         state, times = await self.state(shard), (time_min, time_max)
-        return await self._parts.adopt(state, path, rows, times, has_errors)
+        return await self._parts.adopt(state, path, rows, times)
 
     def reserve_folder(self, shard: ShardId) -> tuple[str, str, str] | None:
         """Return a reservation, for `release_folder`, and where Spark may write blobs under it: the
@@ -566,14 +566,6 @@ class PersistClient:
         """Return the URL of a part's bucket (``s3://bucket``) and its key there, for Spark to read;
         None if it is in none."""
         return self._parts.place(part)
-
-    async def heartbeat(self, reader: LeasedReader) -> None:
-        """Renew the reader's lease in the store. Raises `LeaseLost` when it had expired,
-        `ResourceClosed`, `UnknownObject`, `StorageError`."""
-        reader.check()
-        # Checked before and after: the write reads the state, and may find the lease lost.
-        await self.upkeep.heartbeat(reader.shard)
-        reader.check()
 
     async def _missing(self, shard: ShardId, key: str) -> StorageError:
         state = await self._machine.refresh(shard)

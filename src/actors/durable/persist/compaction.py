@@ -1,4 +1,4 @@
-"""Compaction: choose batches to merge, and merge them in bounded memory.
+"""Compaction: choose batches to merge, and merge them in bounded memory, clustered by key.
 
 **Choice.** A shard may have `batches_max` batches, and so many inline bytes in its document. Beyond
 that, the newest batches are merged until half the allowed number is left, and older ones join while
@@ -8,9 +8,14 @@ most a fixed factor of the live ones.
 
 **Merge.** Times are raised to `shard.compact_to` and equal rows consolidated. Parts are read one by
 one and merged in memory while they fit into the budget. Beyond that rows spill to files by ranges
-of the shard's key (`compaction.py`), else by a hash of their user columns: either way equal rows
-meet in one file. The budget counts decoded bytes, and a merge takes about four times as much. One
-huge group of equal rows still needs its file in memory.
+of the first column of the shard's key, where that is a number, a date or a timestamp, else by a
+hash of their user columns: either way equal rows meet in one file. The budget counts decoded bytes,
+and a merge takes about four times as much. One huge group of equal rows still needs its file in
+memory.
+
+**Clustering.** Rows of a part are sorted by time and, within a time, by the key's columns. Parts
+that were cut by ranges of the key cover disjoint ranges. So statistics of parts are selective, and
+partition pruning works on them.
 """
 
 from __future__ import annotations
@@ -37,17 +42,10 @@ from actors.runtime.progress import Time
 from actors.runtime.threshold_probes import (
     BATCH_COUNT,
     COMPACTION_SPILL,
-    HASHED_ROWS,
     INLINE_COMPACTION,
-    SPILLED_FILE,
 )
 
-# -- Clusters rows by the shard's key, so that statistics of parts are selective. Pure -------------
-# Rows of a part are sorted by time and, within a time, by the key's columns. A merge that is too
-# large for memory is cut by ranges of the key's first column, where that is a number, a date or a
-# timestamp: so its parts cover disjoint ranges, and partition pruning works on them. Equal rows
-# have equal keys, hence meet in one range.
-
+# -- clustering by key -----------------------------------------------------------------------------
 
 POINTS: Final = 64
 """Sample points that stand for the values of one part."""
@@ -63,7 +61,8 @@ def sort_by_key(updates: pa.Table, schema: TableSchema) -> pa.Table:
 
 
 class KeyRanges:
-    """Ranges of a key's first column, of about as many rows each."""
+    """Ranges of a key's first column, of about as many rows each. Equal rows have equal keys, hence
+    meet in one range."""
 
     def __init__(self, column: str, cuts: Any) -> None:
         """Take ascending int64 cuts; range n + 1 begins at cut n."""
@@ -124,10 +123,15 @@ def _as_numbers(values: pa.Array) -> Any:
     return whole.to_numpy(zero_copy_only=False)
 
 
+# -- choice and merge of batches -------------------------------------------------------------------
+
 GROWTH: Final = 2
 BATCH_BYTES_MIN: Final = 4096
 """Least size that counts for a batch: an empty one costs something, too."""
 FILES_MAX: Final = 256
+FILE_BUDGETS_MAX = 4
+"""A spilled file of so many times the bytes that a merge may hold is merged whole."""
+HASHED_ROWS = 131_072
 
 
 def choose_batches(
@@ -323,7 +327,7 @@ class UpdateMerger:
         """Split a file that is far too large by hash; return the files in its place."""
         count = min(FILES_MAX, path.stat().st_size // self._bytes_max)
         # A range may be guessed wrong; hashing has spread the rows evenly already.
-        if self._ranges is None or not SPILLED_FILE.exceeded_by(count):
+        if self._ranges is None or count <= FILE_BUDGETS_MAX:
             return [path]
         prefix = f"{path.stem}-"
         writers = self._open(scratch, prefix, count)
@@ -410,12 +414,9 @@ def row_hashes(rows: pa.Table) -> Any:
 
     Nested columns count only where there are no others. Memory beside the result is bounded.
     """
-    if not HASHED_ROWS.exceeded_by(rows.num_rows):
-        return _row_hashes(rows)
     # Each text value becomes a Python object meanwhile.
-    step = HASHED_ROWS.limit
-    starts = range(0, rows.num_rows, step)
-    return np.concatenate([_row_hashes(rows.slice(start, step)) for start in starts])
+    starts = range(0, max(1, rows.num_rows), HASHED_ROWS)
+    return np.concatenate([_row_hashes(rows.slice(start, HASHED_ROWS)) for start in starts])
 
 
 def _row_hashes(rows: pa.Table) -> Any:

@@ -92,8 +92,6 @@ _CLIENT_LETTERS: Final = 16
 class PostgresConsensus:
     """A `ConsensusStore` in one schema of a database."""
 
-    several_at_once: Final = True
-
     def __init__(self, place: PostgresPlace, settings: Settings, random: Random) -> None:
         self._place = place
         self._settings = settings

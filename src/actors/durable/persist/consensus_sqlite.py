@@ -62,8 +62,6 @@ def use_write_ahead_log(connection: apsw.Connection) -> str:
 class SqliteConsensus:
     """A `ConsensusStore` in one SQLite file."""
 
-    several_at_once: Final = True
-
     def __init__(
         self,
         path: Path,

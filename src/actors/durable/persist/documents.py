@@ -17,17 +17,10 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from actors.durable.persist.parts import without_parts
-from actors.durable.persist.shard import (
-    FORMAT,
-    TABLES_UPPER,
-    ShardState,
-    TablesUpper,
-    shard_key,
-    validate,
-)
+from actors.durable.persist.part_lists import without_parts
+from actors.durable.persist.shard import FORMAT, TABLES_UPPER, ShardState, TablesUpper, shard_key
+from actors.durable.persist.shard_invariants import validate
 from actors.runtime.errors import CorruptData, StorageError
-from actors.runtime.threshold_probes import DOCUMENT_PACKING
 
 SEALED: Final = 2
 """Version of documents with a checksum, whatever the format of their contents."""
@@ -69,14 +62,10 @@ def encode_sized(document: ShardState | TablesUpper) -> tuple[bytes, int]:
 
 def sealed(data: bytes) -> bytes:
     """Wrap a document in the envelope with its checksum."""
-    version = SEALED
-    if DOCUMENT_PACKING.exceeded_by(len(data)):
-        version = PACKED
-        # Documents repeat field names and columns: LZ4 leaves a tenth of those in less time than a
-        # store takes to write the rest.
-        packed = _LZ4.compress(data, asbytes=True)
-        data = len(data).to_bytes(_LENGTH_BYTES, "little") + packed
-    return _encoder.encode(_Sealed(version, zlib.crc32(data), data))
+    # Documents repeat field names and columns: LZ4 leaves a tenth of those in less time than a
+    # store takes to write the rest.
+    packed = len(data).to_bytes(_LENGTH_BYTES, "little") + _LZ4.compress(data, asbytes=True)
+    return _encoder.encode(_Sealed(PACKED, zlib.crc32(packed), packed))
 
 
 def size_of(data: bytes) -> int:

@@ -56,8 +56,6 @@ class FenceEpoch(msgspec.Struct, frozen=True):
 class FencedConsensus:
     """A `ConsensusStore` whose sets fail once another service owns the stores."""
 
-    several_at_once: Final = True
-
     def __init__(self, inner: ConsensusStore, own: FenceEpoch, seqno: int, former: str) -> None:
         """Take the seqno of our epoch document, and the name of the `former` process."""
         self.inner = inner

@@ -40,7 +40,9 @@ from actors.runtime.errors import (
 )
 from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import FILTER_AUDIT, FILTER_KEYS
+from actors.runtime.threshold_probes import FILTER_AUDIT
+
+log = logging.getLogger("penstock.persist")
 
 Op: TypeAlias = Literal["=", "<", "<=", ">", ">=", "in", "is null", "is not null"]
 
@@ -72,6 +74,8 @@ _KERNELS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
+KEYS_MAX = 64
+"""Keys of a peek that leave out parts: each is compared with each part's bounds."""
 _NULL_TESTS: Final = ("is null", "is not null")
 _EXACT: Final = decimal.Context(prec=76)
 
@@ -117,8 +121,7 @@ class PartFilter:
             _of_comparison(each, kinds[each.column]) for each in comparisons if each.column in kinds
         )
         found = [condition for condition in known if condition is not None]
-        # Each key is compared with each part's bounds: the limit bounds that cost.
-        if keys is not None and not FILTER_KEYS.exceeded_by(keys.num_rows):
+        if keys is not None and keys.num_rows <= KEYS_MAX:
             helping = [n for n in keys.column_names if n in kinds and not keys[n].null_count]
             found += [PartCondition(name, "in", tuple(keys[name])) for name in helping]
         return cls(schema, found) if found else None
@@ -252,6 +255,10 @@ def _compared(op: Op, values: Any, value: pa.Scalar) -> Any:
     return pc.is_valid(values) if op == "<=" else pc.and_(nan, pc.invert(nan))
 
 
+AUDITED_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Bytes of audited parts of one input of one dataflow, beside one in so many of what it reads."""
+
+
 class FilterAudit:
     """Chooses discarded parts that are read all the same, to prove that the filter was right."""
 
@@ -274,16 +281,15 @@ class FilterAudit:
         return True
 
 
-# -- Applies one listener's filter to parts, and audits it -----------------------------------------
-# Some of the skipped parts are read all the same (`filtering.FilterAudit`), before the interval
-# that they lie in is sealed: a row in one of them that passes raises `UnsoundFilter`.
-
-
-log = logging.getLogger("penstock.persist")
+# -- pruning of one input --------------------------------------------------------------------------
 
 
 class PartPruner:
-    """The filter and the audit of one input."""
+    """The filter and the audit of one input.
+
+    Some of the skipped parts are read all the same (`FilterAudit`), before the interval that they
+    lie in is sealed: a row in one of them that passes raises `UnsoundFilter`.
+    """
 
     def __init__(self, wanted: PartFilter, audit: FilterAudit) -> None:
         self._wanted = wanted
@@ -341,6 +347,4 @@ class PartPruner:
 
 def part_pruner(wanted: PartFilter, settings: Settings) -> PartPruner:
     """Return a pruner with the settings' audit."""
-    return PartPruner(
-        wanted, FilterAudit(settings.filter_audit_one_in, settings.filter_audit_bytes_max)
-    )
+    return PartPruner(wanted, FilterAudit(settings.filter_audit_one_in, AUDITED_BYTES_MAX))

@@ -18,8 +18,9 @@ import anyio.lowlevel
 from actors.durable.persist.location import CompareAndSet, check_ops
 from actors.runtime.errors import StorageError
 from actors.runtime.kernel.mailbox import LatchedFlag
-from actors.runtime.threshold_probes import GROUP_COMMIT
 
+SETS_MAX = 256
+"""Sets of one transaction; further ones wait for the next."""
 BYTES_MAX: Final = 16 * 1024 * 1024
 """Bound of one transaction; a larger set goes alone."""
 
@@ -101,12 +102,11 @@ class ConsensusGroupCommit:
     def _gathered(self) -> list[PendingSet]:
         group, size = [self._queue.popleft()], 0
         size = group[0].bytes
-        while self._queue and len(group) < GROUP_COMMIT.limit:
+        while self._queue and len(group) < SETS_MAX:
             size += self._queue[0].bytes
             if size > BYTES_MAX:
                 break
             group.append(self._queue.popleft())
-        GROUP_COMMIT.crossed(bool(self._queue))
         return group
 
     async def _lead(self, group: Sequence[PendingSet]) -> None:

@@ -12,26 +12,33 @@ A *consumer* reads changes over days, with a durable hold of its own name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from typing import Final, TypeVar
 
 import anyio
 import msgspec
 from msgspec.structs import replace
 
+from actors.durable.persist import guest_leases
 from actors.durable.persist.documents import decode_shard, decode_tables, encode
 from actors.durable.persist.location import BlobStore, CompareAndSet, ConsensusStore
-from actors.durable.persist.parts import LOOKS_MAX, PartLists, Parts, list_lost_error, with_parts
+from actors.durable.persist.part_lists import (
+    LOOKS_MAX,
+    PartLists,
+    Parts,
+    list_lost_error,
+    with_parts,
+)
 from actors.durable.persist.shard import (
     TABLES_UPPER,
     ReaderLease,
     ShardState,
     sealed,
     shard_key,
-    validate,
     with_hold,
     without_hold,
 )
+from actors.durable.persist.shard_invariants import validate
 from actors.runtime.errors import (
     LeaseLost,
     ReadBelowSince,
@@ -43,74 +50,13 @@ from actors.runtime.kernel import ActorClock
 from actors.runtime.progress import EMPTY, TIME_MIN, Frontier, ShardId, Time
 from actors.runtime.settings import Settings
 
-# -- Guests: processes that read and compact shards beside those that own the stores ---------------
-# A service that is alone on its stores keeps much in memory: leases of its readers that no document
-# names, parts that it wrote and has not appended, which leases are of dead processes. A *guest*
-# (the command line, a user's Spark) knows none of that. It does no harm because
-#
-# - a guest never moves the since and never drops a lease of another that is no guest, expired or
-#   not: a reader of the owner that no document names is promised ``reader.since >= state.since``,
-# and a since that stays keeps that promise;
-# - a guest never deletes a blob: it only retires what its compaction replaced, and the owner
-#   deletes it when none of its own readers uses it;
-# - the owner keeps the lease of a guest as long as it is renewed (`reader.py`: its name ends in
-#   ``@`` and the guest's own), and so the blobs that the guest was given;
-# - both write by compare-and-set, so a stale view is detected and read again.
-#
-# Parts that a guest wrote and has not appended yet are orphans to the owner: they are linked within
-# half of `blob_orphan_grace_ms`, or not at all (`part_store.py`).
-
-
-PREFIX: Final = "guest/"
-GUEST_LEASES_MAX: Final = 512
-"""Bound for one shard: its document holds them, about 100 bytes each."""
-NO_BLOB: Final = 2**53
-"""Seqno of a lease that holds a time and no blob: no part is retired so late."""
-CLOCKS_APART_MS_MAX: Final = 3_600_000
-"""Time for which a guest spares leases of other guests that expired by its own clock."""
-
-
-def guest_lease(guest: str, name: str) -> str:
-    """Return the name in the document of a guest's lease `name`."""
-    return f"{PREFIX}{name}@{guest}"
-
-
-def is_guest(lease: str) -> bool:
-    """Return whether a lease of that name is a guest's."""
-    return lease.startswith(PREFIX)
-
-
-def renewed_by_guest(
-    state: ShardState, own: Mapping[str, ReaderLease], gone: Iterable[str], now_ms: int
-) -> ShardState:
-    """Return the state with the guest's leases renewed, without the `gone` ones and those of guests
-    that expired long ago. Neither the since nor holds change. Raises `ResourceBusy`."""
-    dropped = set(gone)
-    leases = {
-        name: lease
-        for name, lease in state.leases.items()
-        if name not in dropped
-        and not (is_guest(name) and lease.expires_ms + CLOCKS_APART_MS_MAX <= now_ms)
-    }
-    # Never below the since, which may have passed a lease that had expired.
-    leases |= {n: replace(lease, since=max(lease.since, state.since)) for n, lease in own.items()}
-    count = sum(map(is_guest, leases))
-    # Renewals always pass: only a new lease is refused.
-    if count > GUEST_LEASES_MAX and own.keys() - state.leases.keys():
-        raise ResourceBusy(
-            f"shard {state.id} has {count - len(own)} leases of readers from outside, at most"
-            f" {GUEST_LEASES_MAX} may be: try again when they have ended or expired"
-        )
-    return replace(state, leases=leases)
-
-
 R = TypeVar("R")
 CONSUMER: Final = "consumer/"
 """Prefix of consumers' holds."""
 LOADS_MAX: Final = 64
 """Bound for one shard: a client that loads every second must not fill its document."""
-_LOAD: Final = guest_lease("", "load")
-_STREAM: Final = guest_lease("", "stream")
+_LOAD: Final = guest_leases.guest_lease("", "load")
+_STREAM: Final = guest_leases.guest_lease("", "stream")
 """Prefixes of such leases; their own name follows."""
 _ATTEMPTS_MAX: Final = 64
 
@@ -209,17 +155,18 @@ class HandedLeases:
 
     def _with(self, state: ShardState, name: str, lease: ReaderLease) -> ShardState:
         # Clocks of processes differ: long expired leases only.
-        old = self._clock.now_ms() - CLOCKS_APART_MS_MAX
+        old = self._clock.now_ms() - guest_leases.CLOCKS_APART_MS_MAX
         leases = {
             other: held
             for other, held in state.leases.items()
-            if not is_guest(other) or held.expires_ms > old
+            if not guest_leases.is_guest(other) or held.expires_ms > old
         }
-        count = sum(map(is_guest, leases))
-        if name not in leases and count >= GUEST_LEASES_MAX:
+        count = sum(map(guest_leases.is_guest, leases))
+        if name not in leases and count >= guest_leases.GUEST_LEASES_MAX:
             raise ResourceBusy(
                 f"shard {state.id} has {count} leases of readers from outside, at most"
-                f" {GUEST_LEASES_MAX} may be: try again when they have ended or expired"
+                f" {guest_leases.GUEST_LEASES_MAX} may be: try again when they have ended or"
+                " expired"
             )
         return replace(state, leases={**leases, name: lease})
 
@@ -238,7 +185,7 @@ class HandedLeases:
             loads = [held for held in state.leases if held.startswith(_LOAD)]  # in order of taking
             old = set(loads[: max(0, len(loads) + 1 - LOADS_MAX)])
             leases = {other: held for other, held in state.leases.items() if other not in old}
-            lease = ReaderLease(since, NO_BLOB, self._until())
+            lease = ReaderLease(since, guest_leases.NO_BLOB, self._until())
             return self._with(replace(state, leases=leases), f"{_LOAD}{name}", lease), None
 
         await self._change(shard, change)
@@ -249,7 +196,7 @@ class HandedLeases:
 
         def change(state: ShardState) -> tuple[ShardState, None]:
             _check_since(state, since)
-            lease = ReaderLease(since, NO_BLOB, self._until())
+            lease = ReaderLease(since, guest_leases.NO_BLOB, self._until())
             return self._with(state, f"{_STREAM}{name}", lease), None
 
         await self._change(shard, change)
@@ -377,7 +324,7 @@ def _check_since(state: ShardState, since: Time) -> None:
 
 def _lease_of(name: str, done: int) -> str:
     """Return the lease's name in the document: its second part is the set of done tasks, as hex."""
-    return guest_lease(name, f"tasks-{done:x}")
+    return guest_leases.guest_lease(name, f"tasks-{done:x}")
 
 
 def _done(lease: str) -> int:
@@ -386,6 +333,6 @@ def _done(lease: str) -> int:
 
 def _found(state: ShardState, handed: SplitLease) -> tuple[str, ReaderLease] | None:
     for name, lease in state.leases.items():
-        if is_guest(name) and name.endswith(f"@{handed.name}") and "tasks-" in name:
+        if guest_leases.is_guest(name) and name.endswith(f"@{handed.name}") and "tasks-" in name:
             return name, lease
     return None

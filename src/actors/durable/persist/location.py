@@ -11,8 +11,6 @@ nothing, when one key is not at its expected seqno. Both are linearizable.
 seqnos meet (ABA), and overwrite it. So the creator of such a key draws `first` at random from
 `FIRST_BITS`: shards do.
 
-Not every store changes several keys at once: see `several_at_once`, `OneKeyOnly`.
-
 Errors are a `StorageError`. **Determinate**: the operation surely did not happen.
 **Indeterminate**: it may have happened, now or later; the caller must read again before it decides.
 A failed read is always determinate. A cancelled `compare_and_set` counts as indeterminate.
@@ -110,7 +108,7 @@ class ConsensusStore(Protocol):
 
     async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         """Change all keys or none; return False on a mismatch. Raises `StorageError`, `StoreFull`,
-        `InvalidUsage`, `OneKeyOnly`."""
+        `InvalidUsage`."""
         ...
 
     async def list_keys(self, prefix: str = "") -> list[str]:
@@ -136,17 +134,12 @@ class WatchedConsensus(Protocol):
         ...
 
 
-@runtime_checkable
-class SnapshotConsensus(Protocol):
+class SnapshotConsensus(ConsensusStore, Protocol):
     """A `ConsensusStore` that reads all documents at one instant."""
 
     async def snapshot(self) -> list[tuple[str, VersionedData]]:
         """Return all documents as they were at one instant, by key. Raises `StorageError`."""
         ...
-
-
-class OneKeyOnly(InvalidUsage):
-    """The store changes one key at a time; SQLite and PostgreSQL change several at once."""
 
 
 FIRST_BITS: Final = 48
@@ -193,8 +186,3 @@ def check_ops(ops: Sequence[CompareAndSet]) -> None:
         raise InvalidUsage("a compare-and-set needs at least one key")
     if len(set(keys)) < len(keys):
         raise InvalidUsage(f"a compare-and-set names a key twice: {', '.join(sorted(keys))}")
-
-
-def several_at_once(consensus: ConsensusStore) -> bool:
-    """Return whether the store changes several keys at once."""
-    return getattr(consensus, "several_at_once", True)

@@ -10,8 +10,8 @@ order of their keys meanwhile, so that changes of one process do not fail each o
 - Stale cache: a set finds a stale document out; an answer without a set (a mismatch of uppers, an
   error) does not. Such an answer holds only for documents that were read within the call.
 - Indeterminate failure: all are read again, with backoff; the change finds its own idempotency
-  token in them (`shard.is_done`) or is applied afresh: never twice. Every later failure of the call
-  is indeterminate, too.
+  token in them (`shard.is_applied`) or is applied afresh: never twice. Every later failure of the
+  call is indeterminate, too.
 - In doubt: a set whose outcome was open when its caller left (cancelled, or out of attempts) may
   still land. Its documents leave the cache, and are **in doubt** while they stand at the seqno that
   it expected.
@@ -21,10 +21,9 @@ order of their keys meanwhile, so that changes of one process do not fail each o
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import anyio
 from msgspec.structs import replace
@@ -37,6 +36,7 @@ from actors.durable.persist.change import (
     SeqnoMismatch,
     ShardDocuments,
 )
+from actors.durable.persist.document_locks import Held, KeyLocks
 from actors.durable.persist.documents import (
     decode_shard,
     decode_tables,
@@ -45,7 +45,7 @@ from actors.durable.persist.documents import (
     size_of,
 )
 from actors.durable.persist.location import FIRST_BITS, CompareAndSet, ConsensusStore, VersionedData
-from actors.durable.persist.parts import (
+from actors.durable.persist.part_lists import (
     LOOKS_MAX,
     PartLists,
     Parts,
@@ -53,109 +53,11 @@ from actors.durable.persist.parts import (
     parts_by_list,
     with_parts,
 )
-from actors.durable.persist.shard import (
-    FORMAT,
-    TABLES_UPPER,
-    ShardState,
-    TablesUpper,
-    shard_key,
-    validate,
-)
+from actors.durable.persist.shard import FORMAT, TABLES_UPPER, ShardState, TablesUpper, shard_key
+from actors.durable.persist.shard_invariants import validate
 from actors.runtime.errors import PenstockError, StorageError, UnknownObject
-from actors.runtime.kernel.mailbox import LatchedFlag
 from actors.runtime.progress import TIME_MIN, ShardId
 from actors.runtime.settings import Settings
-
-# -- Locks of documents, by their keys: first come, first served -----------------------------------
-
-
-# An `anyio.Lock` costs five times as much, and every change of a document takes one.
-Held: TypeAlias = dict[str, deque[LatchedFlag]]
-"""Locks that are taken, and the waiters of each."""
-
-
-class KeyLocks:
-    """Several locks, always taken in the order of their keys; unused ones are forgotten."""
-
-    def __init__(self, held: Held, keys: Sequence[str]) -> None:
-        self._held = held
-        # Every holder takes them in this order: no deadlock.
-        self._keys = sorted(keys)
-        self._taken: list[str] = []
-
-    async def __aenter__(self) -> None:
-        try:
-            for key in self._keys:
-                waiting = self._held.get(key)
-                if waiting is None:
-                    self._held[key] = deque()
-                else:
-                    await self._turn(key, waiting)
-                self._taken.append(key)
-        except BaseException:
-            self._release()
-            raise
-
-    async def _turn(self, key: str, waiting: deque[LatchedFlag]) -> None:
-        turn = LatchedFlag()
-        waiting.append(turn)
-        try:
-            await turn.wait()
-        except BaseException:
-            if turn.is_set():  # cancelled after the lock was handed over: release passes it on
-                self._taken.append(key)
-            else:
-                waiting.remove(turn)
-            raise
-
-    async def __aexit__(self, *error: object) -> None:
-        self._release()
-
-    def _release(self) -> None:
-        while self._taken:
-            key = self._taken.pop()
-            waiting = self._held[key]
-            if waiting:
-                waiting.popleft().set()
-            else:
-                del self._held[key]
-
-
-# -- Waiters for changes of documents, within this process -----------------------------------------
-
-
-class DocumentWaiters:
-    """Events by document key."""
-
-    def __init__(self) -> None:
-        # Dicts, not sets: waiters wake in the order in which they came, in every process.
-        self._events: dict[str, dict[anyio.Event, None]] = {}
-
-    def wake(self, key: str) -> None:
-        """Wake the waiters of a document that changed."""
-        for event in self._events.get(key, ()):
-            event.set()
-
-    def wake_all(self) -> None:
-        """Wake all waiters: the owner closes."""
-        for key in self._events:
-            self.wake(key)
-
-    async def wait(self, keys: Sequence[str]) -> None:
-        """Wait until one of the documents changes."""
-        # Registered without a suspension after the caller's look: no change falls in between.
-        event = anyio.Event()
-        for key in keys:
-            self._events.setdefault(key, {})[event] = None
-        try:
-            await event.wait()
-        finally:
-            for key in keys:
-                waiting = self._events[key]
-                waiting.pop(event, None)
-                if not waiting:
-                    del self._events[key]
-
 
 log = logging.getLogger("penstock.persist")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import anyio.lowlevel
 
@@ -20,13 +19,9 @@ from actors.durable.persist.location import (
 from actors.runtime.errors import storage_error
 from actors.runtime.kernel import ActorClock
 
-# -- Consensus in memory, for tests and simulation -------------------------------------------------
-
 
 class MemoryConsensus:
     """A `ConsensusStore` that several clients of one test may share."""
-
-    several_at_once: Final = True
 
     def __init__(self) -> None:
         self._documents: dict[str, VersionedData] = {}

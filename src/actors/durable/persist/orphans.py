@@ -1,5 +1,5 @@
-"""Removes orphans: blobs that killed processes wrote and never appended, and stashed results that
-no reader took.
+"""Lists garbage blobs, and removes orphans: blobs that killed processes wrote and never appended,
+and stashed results that no reader took.
 
 A blob to be appended looks the same as an orphan. Of its own blobs this process knows
 (`PartStore.pending`); another's is removed only after it was seen unnamed twice, the grace apart.
@@ -26,15 +26,7 @@ from actors.runtime.kernel import ActorClock
 from actors.runtime.progress import ShardId
 from actors.runtime.settings import Settings
 
-# Lists garbage blobs, and why each may not be deleted yet: pure, over documents and a listing
-# - *retired*: a compaction replaced it; deletable when no lease was taken before that.
-# - *unnamed*: no document names it: about to be appended, or its writer is dead; deletable when
-#   older than the grace.
-# - *stashed*: a result on its way to a reader; deletable when not taken in time.
-#
-# It predicts, for operators, what the collection (`upkeep.py`) would do. A collector also spares
-# what its own process writes and reads.
-
+# -- garbage blobs ---------------------------------------------------------------------------------
 
 RETIRED = "retired"
 UNNAMED = "unnamed"
@@ -42,7 +34,13 @@ STASHED = "stashed"
 
 
 class GarbageBlob(msgspec.Struct, frozen=True):
-    """One garbage blob, and why it is kept ("": deletable)."""
+    """One garbage blob, and why it is kept ("": deletable).
+
+    - *retired*: a compaction replaced it; deletable when no lease was taken before that.
+    - *unnamed*: no document names it: about to be appended, or its writer is dead; deletable when
+      older than the grace.
+    - *stashed*: a result on its way to a reader; deletable when not taken in time.
+    """
 
     key: str
     bytes: int
@@ -62,8 +60,9 @@ def list_garbage(
 ) -> list[GarbageBlob]:
     """Return all garbage blobs, by key; leases in `ignored` (of dead processes) hold nothing.
 
-    `states` must have been read after the listing: else a blob that was appended in between looks
-    unnamed.
+    It predicts, for operators, what the collection (`upkeep.py`) would do. A collector also spares
+    what its own process writes and reads. `states` must have been read after the listing: else a
+    blob that was appended in between looks unnamed.
     """
     live: set[str] = set()
     retired: dict[str, str] = {}
@@ -92,6 +91,9 @@ def list_garbage(
             kept = "" if age >= grace_ms else f"younger than {grace_ms} ms"
             found.append(GarbageBlob(info.key, info.bytes, age, UNNAMED, kept))
     return found
+
+
+# -- collection of orphans -------------------------------------------------------------------------
 
 
 class SuspectBlobs:

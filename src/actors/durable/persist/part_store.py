@@ -17,12 +17,11 @@ Beside other collectors a part must be named within `link_within_ms` after its w
 from __future__ import annotations
 
 import zlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
 import anyio
 import msgspec
@@ -30,15 +29,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
+from actors.durable.persist.decoded_parts import DecodedParts
 from actors.durable.persist.location import BlobStore
+from actors.durable.persist.part_lists import encode_list
 from actors.durable.persist.parts import (
+    LOOP_BYTES_MAX,
     VERSION,
     EncodedPart,
     at_its_time,
     check_bytes,
     decode_written,
     encode,
-    encode_list,
     takes_at_most,
 )
 from actors.durable.persist.schemas import SchemaRegistry, read_as, schema_of
@@ -50,102 +51,7 @@ from actors.runtime.kernel import ActorClock
 from actors.runtime.memory_ledger import MemoryUse
 from actors.runtime.progress import ShardId, Time
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import DECODED_EVICTION, DECODED_ROOM, LOOP_BYTES, PART_LIST
-
-# -- A cache of decoded parts: concurrent readers of one part share one read and one decoding ------
-# All dataflows of one source want the same part at about the same time, and a view on a view wants
-# what was just written. The first reader reads the part, concurrent ones wait for it; written parts
-# are cached at once.
-#
-# Invariants: the cached tables take at most `bytes_max` bytes, their overhead included; the least
-# recently used are evicted first. A part never changes, so no entry is ever stale.
-
-
-LARGEST_SHARE: Final = 8
-TABLE_BYTES: Final = 1024
-CHUNK_BYTES: Final = 256
-"""Approximate overhead of a table, and of a chunk of a column, beside the values: measured."""
-
-Key: TypeAlias = str | bytes
-
-
-class DecodedParts:
-    """Decoded parts, bounded by bytes."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._tables: OrderedDict[Key, tuple[pa.Table, int]] = OrderedDict()
-        self._reading: dict[Key, anyio.Event] = {}
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes that the cached tables take."""
-        return self._bytes
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows of all tables that are kept."""
-        return sum(table.num_rows for table, _ in self._tables.values())
-
-    async def get(self, part: BatchPart, read: Callable[[], Awaitable[pa.Table]]) -> pa.Table:
-        """Return the part's updates: cached, awaited, or read. Raises what `read` raises."""
-        key = _key(part)
-        while True:
-            found = self._tables.get(key)
-            if found is not None:
-                self._tables.move_to_end(key)
-                return found[0]
-            reading = self._reading.get(key)
-            if reading is None:
-                break
-            await reading.wait()
-            if key not in self._tables:
-                # The other reader failed, was cancelled, or the table is too large to keep. An
-                # error goes to its own caller only.
-                return await read()
-        event = self._reading[key] = anyio.Event()
-        try:
-            table = await read()
-            self.put(part, table)
-            return table
-        finally:
-            del self._reading[key]
-            event.set()
-
-    def put(self, part: BatchPart, table: pa.Table) -> None:
-        """Cache a part's updates. `table` must not be a slice of a larger one."""
-        key = _key(part)
-        size = held_bytes(key, table)
-        if key in self._tables:
-            return
-        # One large table would evict all small ones.
-        if DECODED_ROOM.crossed(size > self._bytes_max // LARGEST_SHARE):
-            return
-        self._tables[key] = table, size
-        self._bytes += size
-        while DECODED_EVICTION.crossed(self._bytes > self._bytes_max):
-            _, (_, gone) = self._tables.popitem(last=False)
-            self._bytes -= gone
-
-    def drop(self, key: Key) -> None:
-        """Evict a deleted part."""
-        gone = self._tables.pop(key, None)
-        if gone is not None:
-            self._bytes -= gone[1]
-
-
-def held_bytes(key: Key, table: pa.Table) -> int:
-    """Return about the memory that a cached table takes: its buffers, whole."""
-    chunks = len(table.to_batches()) * table.num_columns
-    inline = len(key) if isinstance(key, bytes) else 0
-    return int(table.get_total_buffer_size() + TABLE_BYTES + CHUNK_BYTES * chunks + inline)
-
-
-def _key(part: BatchPart) -> Key:
-    """Return the part's key, or the bytes of an inline part."""
-    return part.key if part.inline is None else part.inline
-
+from actors.runtime.threshold_probes import PART_LIST
 
 _DELETED_AT_ONCE: Final = 8
 """Concurrent deletes of one call: a remote store answers each after two round trips."""
@@ -265,7 +171,7 @@ class PartStore:
             statistics_bytes_max=self._settings.part_statistics_bytes_max,
         )
         # A thread costs more than the encoding of a small table.
-        small = not LOOP_BYTES.crossed(not takes_at_most(updates, LOOP_BYTES.limit))
+        small = takes_at_most(updates, LOOP_BYTES_MAX)
         parts: list[BatchPart] = []
         try:
             while True:
@@ -295,15 +201,10 @@ class PartStore:
             raise
 
     async def adopt(
-        self,
-        state: ShardState,
-        path: Path,
-        rows: int,
-        times: tuple[Time, Time],
-        has_errors: bool,
+        self, state: ShardState, path: Path, rows: int, times: tuple[Time, Time]
     ) -> BatchPart:
-        """Take over a Parquet file, with the statistics of its footer. Raises `InvalidUsage`,
-        `StoreFull`, `StorageError`."""
+        """Take over a Parquet file of rows, with the statistics of its footer. Raises
+        `InvalidUsage`, `StoreFull`, `StorageError`."""
         if rows <= 0 or times[0] > times[1]:
             raise InvalidUsage(
                 f"{path}: {rows} rows at times {times[0]} to {times[1]}; an empty file is no part"
@@ -323,12 +224,12 @@ class PartStore:
             bytes=size,
             checksum=checksum,
             inline=None,
-            has_errors=has_errors,
+            has_errors=False,
             time_min=times[0],
             time_max=times[1],
             version=VERSION,
             schema_id=schema_id,
-            statistics=() if has_errors else known,
+            statistics=known,
         )
 
     def reserve(self, shard: ShardId) -> str:
@@ -435,7 +336,7 @@ class PartStore:
             return decode_written(part, part.inline, schema)
         data = await self._bytes(part)
         # Decode large parts in a thread: the event loop must not stall.
-        if not LOOP_BYTES.exceeded_by(len(data)):
+        if len(data) <= LOOP_BYTES_MAX:
             return decode_written(part, data, schema)
         return await self._clock.run_blocking(lambda: decode_written(part, data, schema))
 

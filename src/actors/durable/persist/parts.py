@@ -10,10 +10,9 @@ shard's document. All rows of a placed part (`shard.placed`) are read at its tim
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -21,8 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from actors.durable.persist.location import BlobStore
-from actors.durable.persist.shard import PLACED, BatchPart, PartList, ShardState, validate
+from actors.durable.persist.shard import PLACED, BatchPart
 from actors.durable.persist.statistics import of_written
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableSchema
 from actors.model.plan.updates import from_ipc, opening_of, set_column, stream_of
@@ -33,151 +31,15 @@ from actors.runtime.errors import (
     StorageError,
     TypeMismatch,
 )
-from actors.runtime.kernel import ActorClock
-from actors.runtime.progress import TIME_MIN, Frontier
 from actors.runtime.threshold_probes import (
     INLINE_PART,
-    LOOP_BYTES,
-    PARQUET_THREADS,
     PART_COUNT,
-    PART_ROWS,
-    ROW_GROUPS,
 )
 
-# -- Lists of parts: blobs that describe the parts of large batches, outside of the document -------
-# A document is written whole with each change, so it must not grow with the data. A batch of
-# `part_list_parts_min` parts or more therefore has a *list*: an immutable blob of their
-# descriptions, written before a document names it, and retired with its batch. The document has the
-# list's key, size and crc32 in place of the parts.
-#
-# In memory a state is *whole* if it has all descriptions. A state that was just decoded is not,
-# until its lists are read; it encodes to the same document as the whole one. A list is never read
-# twice while a document names it. `shard.deletable` decides on the deletion of lists.
-
-
-Parts: TypeAlias = tuple[BatchPart, ...]
-LOOKS_MAX: Final = 16
-"""Bound of reads of a document whose lists are deleted meanwhile."""
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[BatchPart, ...])
-
-
-def encode_list(parts: Parts) -> bytes:
-    """Encode a list of parts."""
-    return _encoder.encode(parts)
-
-
-def decode_list(listed: PartList, data: bytes) -> Parts:
-    """Decode a list and verify it. Raises `CorruptData` for any byte that differs."""
-    found = zlib.crc32(data)
-    if len(data) != listed.bytes or found != listed.checksum:
-        raise CorruptData(
-            f"list of parts {listed.key}: {len(data)} bytes with crc32 {found:08x}, described were"
-            f" {listed.bytes} with {listed.checksum:08x}; restore the file from a copy",
-            determinate=True,
-        )
-    try:
-        parts = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptData(
-            f"list of parts {listed.key} cannot be decoded: {error}", determinate=True
-        ) from None
-    folder = f"{listed.key.partition('/')[0]}/"
-    if not parts or not all(part.key.startswith(folder) for part in parts if part.key):
-        raise CorruptData(
-            f"list of parts {listed.key} names {len(parts)} parts, not all of its shard: it is"
-            " damaged",
-            determinate=True,
-        )
-    return parts
-
-
-def unread(state: ShardState, beyond: Frontier = TIME_MIN) -> list[PartList]:
-    """Return the lists to be read: of batches with times beyond a frontier."""
-    return [
-        batch.listed
-        for batch in state.batches
-        if batch.listed is not None and not batch.is_whole and batch.upper > beyond
-    ]
-
-
-def with_parts(
-    state: ShardState, known: Mapping[str, Parts], before: ShardState | None = None
-) -> ShardState:
-    """Return the state with the parts of its known lists, validated except for those that `before`
-    had. Raises `CorruptData`."""
-    if state.is_whole:
-        return state
-    batches = tuple(
-        batch
-        if batch.listed is None or batch.is_whole
-        else replace(batch, parts=known.get(batch.listed.key, ()))
-        for batch in state.batches
-    )
-    state = replace(state, batches=batches)
-    validate(state, before)
-    return state
-
-
-def parts_by_list(state: ShardState) -> dict[str, Parts]:
-    """Return the contents of a state's lists, by key."""
-    return {b.listed.key: b.parts for b in state.batches if b.listed is not None and b.parts}
-
-
-def without_parts(state: ShardState) -> ShardState:
-    """Return the state as it is stored: without the parts that lists describe."""
-    if all(batch.listed is None for batch in state.batches):
-        return state
-    batches = tuple(
-        batch if batch.listed is None else replace(batch, parts=()) for batch in state.batches
-    )
-    return replace(state, batches=batches)
-
-
-def list_lost_error(shard: str, listed: PartList) -> CorruptData:
-    """Return the error for a list that a document names and that does not exist."""
-    return CorruptData(
-        f"list of parts {listed.key} is gone although shard {shard} names it; restore the file"
-        " from a copy",
-        determinate=True,
-    )
-
-
-class PartLists:
-    """Reads lists of one blob store."""
-
-    def __init__(self, blob: BlobStore, clock: ActorClock) -> None:
-        self._blob = blob
-        self._clock = clock
-
-    async def read(self, listed: PartList) -> Parts | None:
-        """Return the contents of a list; None if it does not exist. Raises `CorruptData`,
-        `StorageError`."""
-        data = await self._blob.get(listed.key)
-        if data is None:
-            return None
-        if not LOOP_BYTES.exceeded_by(len(data)):
-            return decode_list(listed, data)
-        return await self._clock.run_blocking(lambda: decode_list(listed, data))
-
-    async def read_all(
-        self, state: ShardState, known: dict[str, Parts], beyond: Frontier = TIME_MIN
-    ) -> PartList | None:
-        """Add to `known` the lists of batches beyond a frontier; return the first missing one, if
-        any. Raises as `read` does."""
-        for listed in unread(state, beyond):
-            if listed.key not in known:
-                parts = await self.read(listed)
-                # The reader has no lease yet: a compaction may have deleted the list. The caller
-                # reads the document again, and only the same document without its list is
-                # `CorruptData`.
-                if parts is None:
-                    return listed
-                known[listed.key] = parts
-        return None
-
-
+ROW_GROUP_ROWS = 128 * 1024
+LOOP_BYTES_MAX = 64 * 1024
+"""Bytes of a part or a part list that are encoded and decoded on the event loop, beyond which a
+thread is used. With its hops to threads a commit of one row takes 2.5 × (November 2026)."""
 VERSION: Final = 1
 """Version of parts as they are written."""
 _VERSION_KEY: Final = b"penstock.part"
@@ -241,14 +103,9 @@ def _by_time(table: pa.Table) -> pa.Table:
         raise InvalidUsage(f"{times.null_count} updates have no {TIME}")
     if table.num_rows == 1:
         return table
-    if not PART_ROWS.exceeded_by(table.num_rows):  # few rows: Python is faster than Arrow
-        known = times.to_pylist()
-        if all(before <= after for before, after in pairwise(known)):
-            return table
-    else:
-        whole = times.combine_chunks()
-        if pc.all(pc.less_equal(whole[:-1], whole[1:])).as_py():
-            return table
+    whole = times.combine_chunks()
+    if pc.all(pc.less_equal(whole[:-1], whole[1:])).as_py():
+        return table
     return table.take(pc.sort_indices(table, sort_keys=[(TIME, "ascending")]))
 
 
@@ -293,12 +150,7 @@ def _opening(schema: TableSchema, errors: bool) -> bytes:
 
 def _describe(table: pa.Table, data: bytes, *, inline: bool) -> BatchPart:
     """Describe a table, sorted by time, and its bytes as a part without a key."""
-    times, diffs = table[TIME], table[DIFF]
-    if not PART_ROWS.exceeded_by(table.num_rows):  # few rows: Python is faster than Arrow
-        known = times.to_pylist()
-        first, last, least = known[0], known[-1], min(diffs.to_pylist())
-    else:
-        first, last, least = times[0].as_py(), times[-1].as_py(), pc.min(diffs).as_py()
+    times = table[TIME]
     return BatchPart(
         key="",
         rows=table.num_rows,
@@ -306,24 +158,23 @@ def _describe(table: pa.Table, data: bytes, *, inline: bool) -> BatchPart:
         checksum=zlib.crc32(data),
         inline=data if inline else None,
         has_errors=has_errors(table),
-        time_min=first,
-        time_max=last,
+        time_min=times[0].as_py(),
+        time_max=times[-1].as_py(),
         version=VERSION,
-        retracts=least < 0,
+        retracts=pc.min(table[DIFF]).as_py() < 0,
     )
 
 
 def _to_parquet(table: pa.Table) -> tuple[bytes, Any]:
     """Return a Parquet file, and its footer."""
     footers: list[Any] = []
-    ROW_GROUPS.exceeded_by(table.num_rows)
     sink = pa.BufferOutputStream()
     marked = table.replace_schema_metadata({_VERSION_KEY: str(VERSION).encode()})
     pq.write_table(
         marked,
         sink,
         compression="zstd",
-        row_group_size=ROW_GROUPS.limit,
+        row_group_size=ROW_GROUP_ROWS,
         use_dictionary=_repeating(table.schema),
         metadata_collector=footers,
         write_page_checksum=True,  # Spark reads files itself, without the part's checksum
@@ -401,8 +252,7 @@ def at_its_time(part: BatchPart, written: pa.Table) -> pa.Table:
 def _from_parquet(name: str, data: bytes) -> pa.Table:
     # `pq.read_table` would make a dataset of it: four times the cost of a small part.
     with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="us") as file:
-        # One thread reads a small file: waking others takes longer.
-        table = file.read(use_threads=PARQUET_THREADS.exceeded_by(len(data)))
+        table = file.read()
     marks = table.schema.metadata or {}
     if _VERSION_KEY in marks:
         _check_version(name, int(marks[_VERSION_KEY]))

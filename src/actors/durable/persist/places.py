@@ -1,16 +1,15 @@
-"""Opens stores by URL: which kind, where, and with which limits.
+"""Opens stores by URL, and those of one service: which kind, where, and with which limits.
 
 | URL | blobs | documents |
 |---|---|---|
 | ``mem:``, ``mem:NAME`` | in memory; those of one name are one store | the same |
 | ``file:PATH`` | files, synced | – |
 | ``sqlite:PATH`` | – | one SQLite file |
-| ``s3://``, ``gs://bucket/path``, ``az://container/path`` | objects | objects, one key at a time |
+| ``s3://``, ``gs://bucket/path``, ``az://container/path`` | objects | – |
 | ``postgresql://user@host/database`` | – | one table |
 
 A PATH is absolute (``file:/var/x``, ``file:///var/x``) or relative to the working directory
-(``file:x``). Blobs and documents may share a bucket and path: they lie in ``blobs/`` and
-``documents/`` below it.
+(``file:x``). The blobs of a bucket lie in ``blobs/`` below its path.
 """
 
 from __future__ import annotations
@@ -31,25 +30,23 @@ from actors.durable.object_store.bucket_store import BucketStore
 from actors.durable.object_store.file_modes import PRIVATE_FOLDER
 from actors.durable.persist.blob_bucket import BucketBlob
 from actors.durable.persist.blob_file import FileBlob
-from actors.durable.persist.consensus_bucket import BucketConsensus
 from actors.durable.persist.consensus_sqlite import SqliteConsensus
 from actors.durable.persist.directory import StateDirectory
 from actors.durable.persist.fence import FencedConsensus, acquire_epoch, read_epoch
-from actors.durable.persist.location import BlobStore, ConsensusStore, several_at_once
+from actors.durable.persist.location import BlobStore, ConsensusStore, SnapshotConsensus
 from actors.durable.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.durable.persist.replica_fence import ReplicaFence
 from actors.durable.persist.standby import wait_for_stores
-from actors.runtime.errors import BadSettings, InvalidUsage, StorageError, storage_error
+from actors.runtime.errors import InvalidUsage, StorageError, storage_error
 from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings, without_user
+
+log = logging.getLogger("penstock.persist")
 
 BLOB_FORMS: Final = (
     "file:PATH, s3://bucket/path, gs://bucket/path, az://container/path, mem: or mem:NAME"
 )
-CONSENSUS_FORMS: Final = (
-    "sqlite:PATH, postgresql://user@host:port/database, s3://bucket/path, gs://bucket/path,"
-    " az://container/path, mem: or mem:NAME"
-)
+CONSENSUS_FORMS: Final = "sqlite:PATH, postgresql://user@host:port/database, mem: or mem:NAME"
 _POSTGRES: Final = ("postgresql", "postgres")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _MEMORY_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
@@ -88,9 +85,9 @@ async def open_blob(
 
 async def open_consensus(
     url: str, settings: Settings, clock: ActorClock, random: Random
-) -> ConsensusStore:
-    """Open the consensus store of a URL; `random` draws pauses and nonces. Sends no request to a
-    bucket yet. Raises `InvalidUsage`, `StorageError`, `CorruptData`."""
+) -> SnapshotConsensus:
+    """Open the consensus store of a URL; `random` draws pauses. Raises `InvalidUsage`,
+    `StorageError`, `CorruptData`."""
     scheme, rest = _split(url, CONSENSUS_FORMS)
     match scheme:
         case "mem":
@@ -98,17 +95,16 @@ async def open_consensus(
             return MemoryConsensus() if not name else _documents.setdefault(name, MemoryConsensus())
         case "sqlite":
             return await _sqlite(_path(url, rest), clock, settings)
-        case _ if scheme in BUCKETS:
-            store, prefix = await _bucket(url, settings, clock)
-            return BucketConsensus(store, f"{prefix}documents/", settings, random)
         case _ if scheme in _POSTGRES:
             return await _postgres(url, settings, random)
-        case "file":
-            raise InvalidUsage(f"file: keeps blobs, not documents; documents: {CONSENSUS_FORMS}")
+        case _ if scheme == "file" or scheme in BUCKETS:
+            raise InvalidUsage(
+                f"{scheme}: keeps blobs, not documents; documents: {CONSENSUS_FORMS}"
+            )
     raise _unknown(url, CONSENSUS_FORMS)
 
 
-async def _sqlite(path: Path, clock: ActorClock, settings: Settings) -> ConsensusStore:
+async def _sqlite(path: Path, clock: ActorClock, settings: Settings) -> SnapshotConsensus:
     def make_folder() -> None:
         try:
             path.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -121,7 +117,7 @@ async def _sqlite(path: Path, clock: ActorClock, settings: Settings) -> Consensu
     return consensus
 
 
-async def _postgres(url: str, settings: Settings, random: Random) -> ConsensusStore:
+async def _postgres(url: str, settings: Settings, random: Random) -> SnapshotConsensus:
     try:
         # Imported here: psycopg is an optional dependency.
         from actors.durable.persist.consensus_postgres import PostgresConsensus
@@ -190,12 +186,7 @@ def _path(url: str, rest: str) -> Path:
     return Path(path).absolute()
 
 
-# -- Opens the stores of one service: those of its state directory, or those that URLs name --------
-# A state directory is always locked, and its stores have a single owner. Documents by URL may be
-# used by several processes: the service takes them over (`fence`), and is never exclusive.
-
-
-log = logging.getLogger("penstock.persist")
+# -- the stores of one service ---------------------------------------------------------------------
 
 
 class OpenStores(msgspec.Struct, frozen=True):
@@ -218,8 +209,12 @@ def process_name(random: Random) -> str:
 async def open_stores(
     directory: Path, settings: Settings, clock: ActorClock, random: Random
 ) -> OpenStores:
-    """Open the stores. Raises `StateDirectoryError`, `BadSettings` (documents that change one at a
-    time), `InvalidUsage` (an unknown URL), `CorruptData`, `StorageError`."""
+    """Open the stores: those of the state directory, or those that URLs name.
+
+    A state directory is always locked, and its stores have a single owner. Documents by URL may be
+    used by several processes: the service takes them over (`fence`), and is never exclusive. Raises
+    `StateDirectoryError`, `InvalidUsage` (an unknown URL), `CorruptData`, `StorageError`.
+    """
     place = await clock.run_blocking(lambda: StateDirectory.open(directory))
     try:
         return await _opened(place, settings, clock, random)
@@ -252,13 +247,6 @@ async def _opened(
         )
     consensus = await open_consensus(settings.consensus_url, settings, clock, random)
     try:
-        # Checked before the takeover: a refused service must not fence the present one.
-        if not several_at_once(consensus):
-            raise BadSettings(
-                f"consensus_url: {without_user(settings.consensus_url)} changes one document at a"
-                " time, and a service writes several tables at once: give sqlite:PATH or"
-                " postgresql://user@host/database (blobs may lie in a bucket: blob_url)"
-            )
         fenced = await take_stores(consensus, settings, clock, process)
     except BaseException:
         await consensus.close()

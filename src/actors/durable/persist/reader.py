@@ -27,7 +27,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from actors.durable.persist.filtering import PartFilter, PartVerdict
-from actors.durable.persist.handed import PREFIX, renewed_by_guest
+from actors.durable.persist.guest_leases import PREFIX, renewed_by_guest
 from actors.durable.persist.shard import BatchPart, ReaderLease, ShardBatch, ShardState, renewed
 from actors.runtime.errors import (
     CorruptData,
@@ -121,10 +121,6 @@ class LeaseBook:
     def own(self, shard: ShardId) -> frozenset[str]:
         """Return the names of the open readers' leases."""
         return frozenset(self._readers.get(shard, ()))
-
-    def shards(self) -> list[ShardId]:
-        """Return the shards with open readers."""
-        return list(self._readers)
 
     def to_renew(self) -> list[ShardId]:
         """Return the shards with open readers, or with leases still to be dropped."""

@@ -89,7 +89,7 @@ async def register_replica(
             error = StorageError(f"another replica registers as {own.address}", determinate=True)
         except StorageError as failure:
             error = failure
-        if not await retry.pause(error):
+        if not await retry.pause():
             raise error
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
 
 import anyio
 
@@ -34,8 +33,6 @@ log = logging.getLogger("penstock.persist")
 
 class ReplicaFence:
     """A `ConsensusStore` whose sets succeed only under the owner that was followed last."""
-
-    several_at_once: Final = True
 
     def __init__(self, inner: ConsensusStore, wait_ms: int) -> None:
         """Take the store, and how long a set waits for an owner."""

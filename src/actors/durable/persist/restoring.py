@@ -34,7 +34,6 @@ from actors.durable.persist.directory import StateDirectory
 from actors.durable.persist.location import (
     BlobStore,
     CompareAndSet,
-    ConsensusStore,
     SnapshotConsensus,
 )
 from actors.durable.persist.places import open_blob, open_consensus
@@ -58,7 +57,7 @@ class RestoreStores(msgspec.Struct, frozen=True):
     """Open stores to restore into."""
 
     blob: BlobStore
-    consensus: ConsensusStore
+    consensus: SnapshotConsensus
     shown: str
     finish: Callable[[], None]
     """Makes them usable for services; blocking."""
@@ -77,7 +76,7 @@ async def open_empty(
             directory = await clock.run_blocking(lambda: StateDirectory.open(path, restoring=True))
             stack.callback(directory.close)
         blob: BlobStore
-        consensus: ConsensusStore
+        consensus: SnapshotConsensus
         if place.blob_url is not None:
             blob = await open_blob(place.blob_url, settings, clock, exclusive=False)
         else:
@@ -140,9 +139,7 @@ async def _is_complete(stores: RestoreStores, documents: list[SavedDocument]) ->
     keys = await stores.consensus.list_keys()
     if not keys:
         return False
-    consensus = stores.consensus
-    snapshot = await consensus.snapshot() if isinstance(consensus, SnapshotConsensus) else []
-    if sorted_documents(snapshot) == documents:
+    if sorted_documents(await stores.consensus.snapshot()) == documents:
         return True
     raise InvalidUsage(
         f"{stores.shown} is not empty, it holds {len(keys)} documents: restore into stores that"

@@ -8,102 +8,21 @@ continues after a fault, to find all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.durable.persist.attach import suggest_names
 from actors.durable.persist.client import PersistClient
 from actors.durable.persist.filtering import stored
-from actors.durable.persist.location import VersionedData
-from actors.durable.persist.parts import list_lost_error
+from actors.durable.persist.part_lists import list_lost_error
 from actors.durable.persist.shard import BatchPart, ShardBatch, ShardState
 from actors.durable.persist.statistics import ColumnStatistics
 from actors.model.plan.schema import DIFF, ERROR, TIME
-from actors.runtime.errors import (
-    CorruptData,
-    InvalidUsage,
-    LeaseLost,
-    PenstockError,
-    StorageError,
-    UnknownObject,
-)
+from actors.runtime.errors import CorruptData, LeaseLost, PenstockError, StorageError
 from actors.runtime.progress import ShardId, format_frontier
-
-# -- Maps objects to shards, read from the catalog's document --------------------------------------
-# The catalog is the controller's; other processes read only the parts that all of its known formats
-# share: names, kinds, shards.
-
-
-CATALOG: Final = "catalog"
-"""Consensus key of the catalog."""
-FORMATS: Final = (2, 3)
-_READ: Final = ("table", "source table", "view")
-"""Kinds whose shard holds rows of a user's schema."""
-
-
-class NamedShards(msgspec.Struct, frozen=True):
-    """An object of the catalog, and its shards."""
-
-    name: str
-    kind: str
-    shard: ShardId | None = None
-    hidden_shards: tuple[ShardId, ...] = ()
-
-
-class _Format(msgspec.Struct, frozen=True):
-    format: int
-
-
-class _Document(msgspec.Struct, frozen=True):
-    objects: tuple[NamedShards, ...]
-
-
-def objects_of(head: VersionedData | None) -> tuple[NamedShards, ...]:
-    """Return all objects; none without a catalog. Raises `CorruptData`, `InvalidUsage` (an unknown
-    format)."""
-    if head is None:
-        return ()
-    try:
-        found = msgspec.msgpack.decode(head.data, type=_Format).format
-        if found not in FORMATS:
-            raise InvalidUsage(
-                f"the catalog has format {found}, this version knows {FORMATS[-1]}: name shards"
-                " instead of objects, or use the version of the service"
-            )
-        return msgspec.msgpack.decode(head.data, type=_Document).objects
-    except msgspec.MsgspecError as error:
-        raise CorruptData(f"the catalog cannot be decoded: {error}", determinate=True) from None
-
-
-def owners(objects: Sequence[NamedShards]) -> dict[ShardId, str]:
-    """Map each shard to its owner: ``view by_carrier``, ``view by_carrier, hidden``."""
-    owned_by: dict[ShardId, str] = {}
-    for found in objects:
-        if found.shard is not None:
-            owned_by[found.shard] = f"{found.kind} {found.name}"
-        for shard in found.hidden_shards:
-            owned_by[shard] = f"{found.kind} {found.name}, hidden"
-    return owned_by
-
-
-def shard_of(objects: Sequence[NamedShards], name: str) -> ShardId:
-    """Return the shard with an object's rows; names are compared without regard to case, as in the
-    catalog. Raises `UnknownObject`, which lists names close to it, `InvalidUsage`."""
-    for found in objects:
-        if found.name.lower() == name.lower() and found.kind in _READ and found.shard is not None:
-            return found.shard
-    for found in objects:
-        if found.name.lower() == name.lower():
-            raise InvalidUsage(f"{name} is a {found.kind}: it has no rows of its own to read")
-    names = [found.name for found in objects if found.kind in _READ]
-    raise UnknownObject(
-        f"there is no table or view {name!r}; {suggest_names(name, names, 'tables and views')}"
-    )
-
 
 _ROUNDS_MAX = 16
 """Bound of rounds over a shard that is compacted again and again."""

@@ -18,7 +18,7 @@ from actors.engine.catalyst.function_calls import (
     evaluation_mode,
 )
 from actors.engine.catalyst.literals import NotRendered, literal_text
-from actors.engine.catalyst.plan_tree import TreeNode, attribute_ids, walk
+from actors.engine.catalyst.plan_tree import TreeNode
 from actors.engine.catalyst.special_forms import SPECIAL_FORMS, SpecialForm
 
 DEPTH_MAX: Final = 120
@@ -123,15 +123,6 @@ class ExpressionWriter:
     def many(self, nodes: Iterable[TreeNode]) -> str:
         """Return the texts of several expressions, separated by commas."""
         return ", ".join(self.write(node) for node in nodes)
-
-    def reads(self, node: TreeNode) -> frozenset[str]:
-        """Return the names of the columns that an expression reads, also for its scalar
-        subqueries."""
-        found = {self._column(identity) for identity in attribute_ids(node)}
-        for below in walk(node):
-            if below.name == "ScalarSubquery" and below.fields["exprId"] in self.subqueries:
-                found.add(self.subqueries[below.fields["exprId"]])
-        return frozenset(found)
 
     def call(self, node: TreeNode, *, before: str = "") -> str:
         """Return a call of an expression's function with all children; `before` them DISTINCT or

@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from actors.engine.catalyst.plan_tree import TreeNode
+from actors.model.plan.schema import quote
 
 _TYPE_NAMES: Final = {
     "integer": "int",
@@ -38,15 +39,6 @@ class NotRendered(Exception):
     reason."""
 
 
-def quote_name(name: str) -> str:
-    """Return a name of a field or a column as Spark SQL.
-
-    >>> quote_name("a`b")
-    '`a``b`'
-    """
-    return "`" + name.replace("`", "``") + "`"
-
-
 def type_text(kind: Any) -> str:
     """Return the DDL of a type in Spark's JSON. Raises `NotRendered` for one that DDL cannot
     express.
@@ -66,7 +58,7 @@ def type_text(kind: Any) -> str:
             return f"map<{type_text(kind['keyType'])}, {type_text(kind['valueType'])}>"
         case "struct":
             fields = (
-                f"{quote_name(field['name'])}: {type_text(field['type'])}"
+                f"{quote(field['name'])}: {type_text(field['type'])}"
                 + ("" if field["nullable"] else " NOT NULL")
                 for field in kind["fields"]
             )

@@ -1,6 +1,7 @@
-"""Catalyst trees as Python nodes: a parser of the JSON that `PlanDump.java` writes.
+"""Catalyst trees as Python nodes: a parser of the JSON that `PlanDump.java` writes, and accessors.
 
-A dump is a flat list of nodes, each before its children.
+A dump is a flat list of nodes, each before its children. A type in it is Spark's JSON, and becomes
+the text by which the service names the type.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-# -- Spark's JSON of a type → the text by which the service names the type -------------------------
+# -- types -----------------------------------------------------------------------------------------
 
 
 _NAMES: Final = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
@@ -35,6 +36,8 @@ def type_text(kind: Any) -> str:
         case other:
             return str(other)
 
+
+# -- trees -----------------------------------------------------------------------------------------
 
 _CHILDREN: Final = "num-children"
 _PRODUCT: Final = "product-class"
@@ -206,7 +209,7 @@ def attribute_ids(node: TreeNode) -> frozenset[int]:
     )
 
 
-# -- Accessors for parts of Catalyst's trees -------------------------------------------------------
+# -- parts of trees --------------------------------------------------------------------------------
 
 
 def conjuncts_of(node: TreeNode) -> list[TreeNode]:

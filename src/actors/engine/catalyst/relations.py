@@ -49,12 +49,8 @@ from actors.engine.catalyst.plan_tree import (
     walk,
     without_aliases,
 )
-from actors.engine.catalyst.temporal import (
-    is_row_safe,
-    reads_clock,
-    strip_widening_casts,
-    time_bound,
-)
+from actors.engine.catalyst.temporal import is_row_safe, reads_clock, time_bound
+from actors.engine.catalyst.widening_casts import strip_widening_casts
 from actors.engine.catalyst.window_calls import window_parts, window_reach
 from actors.model.plan.relational import (
     AggregateCall,

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from actors.engine.catalyst.function_calls import ExpressionText, check_mode, check_settings
-from actors.engine.catalyst.literals import NotRendered, quote_name, string_text, type_text
+from actors.engine.catalyst.literals import NotRendered, string_text, type_text
 from actors.engine.catalyst.plan_tree import TreeNode
+from actors.model.plan.schema import quote
 
 SpecialForm = Callable[[ExpressionText, TreeNode], str]
 _BACKSLASH: Final = "\\"
@@ -134,7 +135,7 @@ def _named_field(writer: ExpressionText, node: TreeNode, name: str, struct: Any)
     # SQL reads fields by name, in any case: two such names cannot be told apart.
     if [field["name"].lower() for field in struct["fields"]].count(name.lower()) > 1:
         raise NotRendered(f"the field {name}, of which there are two")
-    return f"({writer.write(node.children[0])}).{quote_name(name)}"
+    return f"({writer.write(node.children[0])}).{quote(name)}"
 
 
 def _item(writer: ExpressionText, node: TreeNode) -> str:

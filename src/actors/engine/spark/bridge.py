@@ -46,8 +46,10 @@ from actors.model.plan.jobs import (
 )
 from actors.model.plan.schema import TableSchema
 from actors.runtime.errors import QueryRejected
-from actors.runtime.threshold_probes import LOCAL_RELATION, TABLE_BATCH
 
+LOCAL_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bytes of rows, as often as a plan has them, that are objects in it."""
+BATCH_ROWS: Final = 65_536
 CALL_SITE: Final = ("callSite.short", "callSite.long")
 """Spark's local properties for the call site (`org.apache.spark.util.CallSite`)."""
 LOCAL_RELATION_SETTING: Final = "spark.sql.execution.arrow.localRelationThreshold"
@@ -275,12 +277,11 @@ class ClassicBridge(SessionBridge):
         batch, decoded where it is used."""
         # Rows of a local relation are objects on the driver's heap, several times their size here,
         # and once more in each place of a plan that has a projection or a filter over them.
-        local = not LOCAL_RELATION.crossed(table.nbytes * uses > LOCAL_RELATION.limit)
+        local = table.nbytes * uses <= LOCAL_BYTES_MAX
         path = self._scratch / f"rows-{uuid.uuid4().hex}"
         cores: int = self.session.sparkContext.defaultParallelism
         # Each batch becomes a partition: many rows make no more partitions than there are cores.
-        rows = max(TABLE_BATCH.limit, -(-table.num_rows // cores))
-        TABLE_BATCH.crossed(table.num_rows > rows)
+        rows = max(BATCH_ROWS, -(-table.num_rows // cores))
         try:
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as out:
                 out.write_table(table.combine_chunks(), max_chunksize=rows)

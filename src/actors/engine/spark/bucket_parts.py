@@ -29,15 +29,17 @@ from actors.engine.spark.bucket_reading import (
 from actors.engine.spark.bucket_tasks import read_pieces, write_objects
 from actors.engine.spark.bucket_writing import ObjectCut
 from actors.engine.spark.failures import is_gone, short_text
-from actors.engine.spark.fragments import quote
 from actors.model.plan.delta import TO, DeltaColumns
 from actors.model.plan.jobs import NO_UPPER, BucketFolder, BucketObject, ObjectDone
-from actors.model.plan.schema import DIFF, TIME
+from actors.model.plan.schema import DIFF, TIME, quote
 from actors.runtime.errors import StorageError
 from actors.runtime.settings import Settings
 
 if TYPE_CHECKING:
     from actors.engine.spark.bridge import SessionBridge
+
+SCAN_TASK_BYTES: Final = 64 * 1024 * 1024
+"""Decoded size of the parts of a bucket that one task of Spark reads."""
 
 S3A_CLASS: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _FOOTERS_MAX: Final = 8_192
@@ -175,7 +177,7 @@ class BucketParts:
         tasks = plan_tasks(
             [(each.key, each.bytes) for each in scan.objects],
             [footer["groups"] for footer in scan.footers],
-            self._settings.engine_scan_task_bytes,
+            SCAN_TASK_BYTES,
             bridge.cores(),
         )
         low, high = scan.bounds_of(TIME) or (None, None)

@@ -30,16 +30,14 @@ from actors.runtime.errors import QueryRejected
 if TYPE_CHECKING:
     from actors.engine.spark.bridge import ClassicBridge
 
-# -- The functions that a session knows, asked of the JVM in one call ------------------------------
+NODE_CHARACTERS: Final = 1_000
+"""Limit of a dump: characters for each node, on average."""
 
 
 def function_names(gateway: Any, engine: Any) -> FunctionNames:
-    """Return the functions that a session (the JVM's own) knows, by their expressions' classes."""
+    """Return the functions that a session (the JVM's own) knows, by their expressions' classes.
+    Asks the JVM in one call."""
     return FunctionNames(java_object(gateway, "PlanDump").functionNames(engine))
-
-
-NODE_CHARACTERS: Final = 1_000
-"""Limit of a dump: characters for each node, on average."""
 
 
 class CatalystFront:

@@ -27,12 +27,11 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from actors.engine.spark.disk_watch import WATCH_SECONDS, disk_refusal, running_bytes
 from actors.engine.spark.failures import SparkGone
+from actors.engine.spark.job_spans import is_traced, traced
 from actors.engine.spark.jobs import JobTicket, SparkEngine, TaskCounts
 from actors.engine.spark.plans import PreparedPlan
 from actors.engine.spark.remote_address import is_remote, redact_secrets
@@ -42,139 +41,27 @@ from actors.engine.spark.steps import ThreadSlot
 from actors.model.plan.jobs import (
     Answer,
     CancelChildJob,
-    ComputeDifference,
     ForgetPlan,
     Job,
     JobFailed,
     JobProgress,
-    JobSpan,
-    JobTrace,
     PreparePlan,
     QueryFiles,
     RehearseSteps,
-    RowsDone,
     RunStep,
     SelectContents,
 )
 from actors.runtime.errors import PenstockError
 from actors.runtime.frames import HEADER, FrameCodec
 from actors.runtime.settings import Settings
-from actors.runtime.telemetry import (
-    BYTES,
-    ENGINE_JOB,
-    ENGINE_STAGE,
-    JOB,
-    PREPARED,
-    READ_BYTES,
-    READ_ROWS,
-    ROWS,
-    RUN_MS,
-    SHUFFLE_BYTES,
-    SPARK_MS,
-    STAGE,
-    STAGES,
-    TASKS,
-    TracedMessage,
-    split_context,
-)
-from actors.runtime.threshold_probes import LEFTOVER_ROWS, use_kernel_limits
-
-# Spans of a traced job from the engine's process: the job's own, and one for each Spark stage
-# The spans travel with the job's answer and are exported by the service, as spans of this process.
-# So no span of an answered job is lost, none is left without its parent when this process dies, and
-# nothing is imported here that would export. A job that fails is traced by the service alone.
-#
-# A prepared step has no stages: it runs in the driver (`DriverExecution.java`). A server behind
-# Spark Connect is not asked for them.
-
-
-STAGES_MAX: Final = 64
-EVENTS_MS_MAX: Final = 1_000
-"""Longest wait for Spark's account of stages, which is behind by the events that wait for entry."""
-
-
-def is_traced(ticket: JobTicket) -> bool:
-    """Return whether a job's answer is to carry a trace."""
-    return ticket.traced and isinstance(ticket.job, RunStep | ComputeDifference)
-
-
-def traced(engine: SparkEngine, group: str, interval_ns: tuple[int, int], answer: Answer) -> Answer:
-    """Return the answer with its trace. `group` names the job's Spark jobs."""
-    if not isinstance(answer, RowsDone):
-        return answer
-    start, end = interval_ns
-    try:
-        stages = [] if is_remote(engine.settings.spark_master) else _stages(engine, group)
-    except Exception as error:  # noqa: BLE001 - an account that is missing fails no job
-        print(f"{answer.job_id}: no stages are told: {error}"[:300], file=sys.stderr, flush=True)
-        stages = []
-    whole = JobSpan(
-        ENGINE_JOB.name,
-        start,
-        end,
-        {
-            JOB: answer.job_id,
-            ROWS: answer.rows,
-            BYTES: len(answer.arrow or b""),
-            SPARK_MS: round(answer.spark_ms, 3),
-            PREPARED: answer.prepared,
-            STAGES: len(stages),
-        },
-    )
-    inner = [_stage_span(found, start, end) for found in stages[:STAGES_MAX]]
-    spans = (whole, *(span for span in inner if span is not None))
-    return msgspec.structs.replace(answer, trace=JobTrace(os.getpid(), spans))
-
-
-def _stages(engine: SparkEngine, group: str) -> list[Any]:
-    """Return Spark's account of each stage of the group, in order."""
-    context: Any = engine.session.sparkContext
-    scala = context._jsc.sc()
-    scala.listenerBus().waitUntilEmpty(EVENTS_MS_MAX)
-    tracker = context.statusTracker()
-    numbers: set[int] = set()
-    for job in tracker.getJobIdsForGroup(group):
-        found = tracker.getJobInfo(job)
-        numbers |= set(() if found is None else found.stageIds)
-    store = scala.statusStore()
-    return [store.lastStageAttempt(number) for number in sorted(numbers)]
-
-
-def _place(name: str) -> str:
-    """Return a stage's name: the call, and its file without the folders above it."""
-    called, _, where = name.partition(" at ")
-    return f"{called} at {where.rpartition('/')[2]}"[:120] if where else name[:120]
-
-
-def _stage_span(stage: Any, start: int, end: int) -> JobSpan | None:
-    """Return the span of a stage that has run; None for one that was skipped."""
-    submitted, completed = stage.submissionTime(), stage.completionTime()
-    if submitted.isEmpty() or completed.isEmpty():
-        return None  # skipped: what it would make was there
-    # Spark's clock shows whole milliseconds: the span is kept inside its job's.
-    first = min(max(start, submitted.get().getTime() * 1_000_000), end)
-    last = max(first, min(end, completed.get().getTime() * 1_000_000))
-    return JobSpan(
-        ENGINE_STAGE.name,
-        first,
-        last,
-        {
-            STAGE: f"{stage.stageId()} {_place(stage.name())}",
-            TASKS: stage.numTasks(),
-            READ_BYTES: stage.inputBytes(),
-            READ_ROWS: stage.inputRecords(),
-            SHUFFLE_BYTES: stage.shuffleWriteBytes(),
-            RUN_MS: stage.executorRunTime(),
-        },
-        parent=0,
-    )
-
+from actors.runtime.telemetry import TracedMessage, split_context
 
 CANCEL_AGAIN_SECONDS: Final = 0.05
 PROGRESS_SECONDS: Final = 1.0
 WAITING_LOOKS: Final = 3
 """Looks, `PROGRESS_SECONDS` apart, after which a job that waits for a core is given one."""
 WATCHER_SECONDS: Final = 2.0
+LEFTOVER_BYTES_MAX: Final = 256 * 1024
 LEFTOVER_JOBS_MAX: Final = 64
 """Jobs after which what they have left is collected, however small they were."""
 LOG_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -382,7 +269,7 @@ class EngineChild:
         with self._lock:
             self._left_jobs += 1
             self._left_bytes += carried
-            large = LEFTOVER_ROWS.exceeded_by(self._left_bytes)
+            large = self._left_bytes > LEFTOVER_BYTES_MAX
             due = large or self._left_jobs >= LEFTOVER_JOBS_MAX
             if due:
                 self._left_jobs = self._left_bytes = 0
@@ -543,7 +430,6 @@ def main(arguments: list[str]) -> None:
     # What Spark writes for us holds rows: it is nobody else's, whatever the service's own umask.
     os.umask(0o077)
     settings, scratch = first.settings, Path(first.scratch)
-    use_kernel_limits(settings.kernel_limits)
     logging.getLogger("SQLQueryContextLogger").disabled = True
     # PySpark makes a folder for its JVM's port, and leaves it behind if this process is killed.
     temporary = scratch / CHILD_FOLDER / "tmp"

@@ -28,7 +28,6 @@ from actors.engine.spark.rows import LoadedRows, done, load
 from actors.engine.spark.steps import ThreadSlot, is_small
 from actors.engine.spark.stored_contents import contents_frame
 from actors.engine.spark.subtraction import less_old
-from actors.engine.spark.translate import quote
 from actors.model.plan.delta import DeltaColumns
 from actors.model.plan.jobs import (
     ComputeDifference,
@@ -40,12 +39,14 @@ from actors.model.plan.jobs import (
     ReturnContents,
     RowsDone,
 )
-from actors.model.plan.schema import DIFF, TIME, TableSchema
+from actors.model.plan.schema import DIFF, TIME, TableSchema, quote
 from actors.model.plan.updates import consolidate, negate
 from actors.runtime.errors import DefiniteError
-from actors.runtime.threshold_probes import COLLECTED, REPEATED_ROWS
+from actors.runtime.threshold_probes import COLLECTED
 
 LENT: Final = "__lent"
+REPEATED_ROWS_MAX: Final = 2_000_000
+"""Rows that are repeated by their weights here, in memory, and not by Spark."""
 ALL_COLUMNS: Final[Mapping[str, frozenset[str]]] = {}
 
 
@@ -76,7 +77,7 @@ def retry_apart(run: Callable[[bool], RowsDone]) -> RowsDone:
 
 def _run_difference(slot: ThreadSlot, job: ComputeDifference, *, apart: bool) -> RowsDone:
     started = time.perf_counter()
-    old = None if job.old is None else load(job.old, slot.parts)
+    old = None if job.old is None else load(job.old, slot.parts, slot.inline_bytes_max)
     with open_query(slot, job.tables, job.conf, job.sql, old, apart=apart) as (opened, found):
         bridge = opened.bridge
         check_types(output_schema(found.schema), job.output, "the query", names=False)
@@ -158,7 +159,7 @@ def open_contents(
     """Open a session in which texts may name the contents of the tables. `small`: all rows are
     small, `old` included. `apart`: see `retry_apart`. `read`: the columns to fetch of parts in a
     bucket, by the table's name; of those that are left out, all."""
-    loaded = {name: load(rows, slot.parts) for name, rows in tables}
+    loaded = {name: load(rows, slot.parts, slot.inline_bytes_max) for name, rows in tables}
     for name, columns in read.items():
         scan = loaded[name].scan
         if scan is not None:
@@ -167,7 +168,7 @@ def open_contents(
     all_rows = [*loaded.values(), *([] if old is None else [old])]
     size = sum(rows.bytes for rows in all_rows)
     scans = {name: rows.scan for name, rows in loaded.items() if rows.scan is not None}
-    small = is_small(all_rows)
+    small = is_small(slot, all_rows)
     bridge = slot.sessions.get(conf, small=small)
     with ExitStack() as stack:
         contents = {}
@@ -229,7 +230,7 @@ def _contents_here(updates: pa.Table) -> pa.Table | None:
     summed = consolidate(updates.drop_columns([TIME]))
     kept = summed.filter(pc.greater(summed[DIFF], pa.scalar(0, pa.int64())))
     weights = kept[DIFF].to_numpy()
-    if REPEATED_ROWS.exceeded_by(int(weights.sum())):
+    if weights.sum() > REPEATED_ROWS_MAX:
         return None
     rows = kept.drop_columns([DIFF])
     if (weights == 1).all():

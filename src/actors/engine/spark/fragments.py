@@ -1,4 +1,5 @@
-"""Pieces of SQL text and facts about delta nodes, shared by all renderers."""
+"""Pieces of SQL text, schemas as Spark writes them, and facts about delta nodes, shared by all
+renderers."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from pyspark.sql.types import StructType
 
 from actors.engine.catalyst.relations import TABLE_METADATA
 from actors.model.plan.delta import MatchState, Node, PairRows, inputs_below
-from actors.model.plan.schema import DIFF, TIME, TableSchema, arrow_type
+from actors.model.plan.schema import DIFF, TIME, TableSchema, arrow_type, quote
 
-# -- Our schemas as Spark writes them, and names as SQL --------------------------------------------
+# -- schemas and names of tables -------------------------------------------------------------------
 
 
 CHAR_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
@@ -25,7 +26,7 @@ CHAR_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
 
 def view_name(name: str) -> str:
     """Return a table's name as SQL: quoted unless it is written so already."""
-    return name if name.startswith("`") else "`" + name.replace("`", "``") + "`"
+    return name if name.startswith("`") else quote(name)
 
 
 def bare_name(name: str) -> str:
@@ -72,6 +73,8 @@ def numbered_json(schema: TableSchema, number: int) -> str:
     return str(struct.json())
 
 
+# -- pieces of SQL ---------------------------------------------------------------------------------
+
 _SCALE_KEPT: Final = 6
 """Scale up to which Spark keeps a product's scale, whatever its precision."""
 UNION: Final = "\nUNION ALL\n"
@@ -88,11 +91,6 @@ class SessionRelation(msgspec.Struct, frozen=True):
     bytes: int = 0
     ones: bool = False
     """True if every diff is 1."""
-
-
-def quote(name: str) -> str:
-    """Return an identifier in backticks."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def sql_type(text: str) -> str:

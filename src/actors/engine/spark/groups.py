@@ -7,16 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
-import pyarrow as pa
-
-from actors.engine.spark.fragments import (
-    UNION,
-    Types,
-    consolidated,
-    from_rows,
-    quote,
-    times_diff,
-)
+from actors.engine.spark.exact_keys import exact_keys
+from actors.engine.spark.fragments import UNION, Types, consolidated, from_rows, times_diff
 from actors.model.plan.delta import (
     ROW_COUNT,
     AccumulateTotals,
@@ -30,69 +22,8 @@ from actors.model.plan.delta import (
     WindowColumn,
     columns_of,
 )
-from actors.model.plan.schema import DIFF, TIME, TableSchema, arrow_type
+from actors.model.plan.schema import DIFF, TIME, quote
 from actors.runtime.errors import InvalidUsage
-
-# -- Keys of a GROUP BY that tell floats and maps apart where Spark's own grouping merges them -----
-
-
-def types_of(schema: TableSchema) -> dict[str, str]:
-    """Return the type of each column of a schema."""
-    return {column.name: column.type for column in schema.columns}
-
-
-def exact_keys(kinds: Mapping[str, str], *, only_maps: bool = False) -> dict[str, tuple[str, ...]]:
-    """Return the keys of each column, by its name, that cannot be grouped by itself.
-
-    `kinds` are Spark's types. With `only_maps` floats are grouped as Spark does.
-
-    >>> exact_keys({"k": "int", "x": "array<double>"})
-    {'x': ('`x`', 'CAST(`x` AS string)')}
-    """
-    found = {}
-    for name, kind in kinds.items():
-        low, column = kind.lower(), quote(name)
-        # GROUP BY takes -0.0 for 0.0 and one NaN for another; their text tells them apart.
-        floats = any(word in low for word in ("float", "double", "real")) and not only_maps
-        # Spark (4.3, generated code) sorts a map first and takes a NULL value for what was in its
-        # place before, so that it merges rows that differ. It groups arrays of entries as they are.
-        if "map<" in low:
-            keys: tuple[str, ...] = (entries_of(column, arrow_type(kind)),)
-        elif floats:
-            keys = (column,)
-        else:
-            continue
-        found[name] = (*keys, f"CAST({keys[0]} AS string)") if floats else keys
-    return found
-
-
-def entries_of(value: str, kind: pa.DataType, depth: int = 0) -> str:
-    """Return an expression without maps that is equal for two values if and only if they are equal.
-
-    >>> print(entries_of("m", pa.map_(pa.string(), pa.int32())))
-    array_sort(map_entries(m), (a0, b0) -> CASE WHEN a0.key < b0.key THEN -1 ELSE 1 END)
-    """
-    element = f"e{depth}"
-    if pa.types.is_map(kind):
-        order = f"CASE WHEN a{depth}.key < b{depth}.key THEN -1 ELSE 1 END"
-        entries = f"array_sort(map_entries({value}), (a{depth}, b{depth}) -> {order})"
-        inner = entries_of(f"{element}.value", kind.item_type, depth + 1)
-        if inner == f"{element}.value":
-            return entries
-        made = f"named_struct('k', {element}.key, 'v', {inner})"
-        return f"transform({entries}, {element} -> {made})"
-    if pa.types.is_list(kind):
-        inner = entries_of(element, kind.value_type, depth + 1)
-        return value if inner == element else f"transform({value}, {element} -> {inner})"
-    if pa.types.is_struct(kind):
-        fields = [(field, f"{value}.{quote(field.name)}") for field in kind]
-        inner_fields = [entries_of(text, field.type, depth + 1) for field, text in fields]
-        if inner_fields == [text for _, text in fields]:
-            return value
-        named = (f", 'f{place}', {text}" for place, text in enumerate(inner_fields))
-        return f"named_struct('n', {value} IS NULL{''.join(named)})"
-    return value
-
 
 _WINDOWS: Final = ("before", "after")
 

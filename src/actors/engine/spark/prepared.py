@@ -20,16 +20,13 @@ without a job, a JVM of our own prepares and executes them (`actors.engine.spark
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import sys
 import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
@@ -41,171 +38,20 @@ from pyspark.sql import DataFrame
 from actors.engine.spark.bridge import ClassicBridge, SessionBridge
 from actors.engine.spark.failures import describe
 from actors.engine.spark.session import SlotRows, result_bytes_max
+from actors.engine.spark.slot_files import SlotBusy, SlotOverflow, SlotSet, positional
 from actors.engine.spark.spark_releases import installed_version, tree_text
 from actors.engine.spark.translate import SessionRelation
 from actors.model.plan.input_names import InputName
 from actors.model.plan.schema import TableSchema
 from actors.runtime.errors import OperationCanceled
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import (
-    INTERPRETED_ROWS,
-    PREPARED_EACH,
-    PREPARED_PLANS,
-    SLOT_BYTES,
-    WIDER_USES,
-)
+from actors.runtime.threshold_probes import PREPARED_EACH, PREPARED_PLANS, SLOT_BYTES
 
-# -- Slot files: Arrow files whose paths never change, rewritten for every step --------------------
-# Spark keeps a scan's file listing for as long as a plan lives. A plan can be executed again on
-# other rows if the files of those names hold them: each is an Arrow stream of one batch, and
-# `SlotFileFormat.java` reads it whole, whatever length the listing says. This module knows nothing
-# of Spark.
-#
-# A set of slots has one user at a time: `SlotSet.use` refuses a second. A use that fails, however
-# it does, makes an end of the set: its files are removed, not rewritten.
-
-
-class SlotOverflow(Exception):
-    """Raised when the rows need more than the slot's capacity."""
-
-
-class SlotBusy(Exception):
-    """Raised when the set is in use, or was abandoned."""
-
-
-def positional(schema: pa.Schema) -> pa.Schema:
-    """Return the same columns, named by position and all nullable."""
-    # Users' names, equal but for their case or odd in other ways, are no names of files' columns.
-    return pa.schema([pa.field(f"c{index}", field.type) for index, field in enumerate(schema)])
-
-
-def write(path: Path, table: pa.Table, capacity: int) -> None:
-    """Write these rows to the file `path`.
-
-    Raises:
-        SlotOverflow: They need more than `capacity` bytes. The file is unchanged.
-        OSError: The file is of no use.
-    """
-    sink = pa.BufferOutputStream()
-    # One batch, of no rows if need be: a file cut short is then an error.
-    whole = [column.combine_chunks() for column in table.columns]
-    with pa.ipc.new_stream(sink, table.schema) as out:
-        out.write_batch(pa.RecordBatch.from_arrays(whole, schema=table.schema))
-    data = sink.getvalue()
-    if data.size > capacity:
-        raise SlotOverflow(f"{data.size} bytes; a slot holds {capacity}")
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(handle, "wb") as file:
-        file.write(data)
-
-
-KEPT_BYTES_MAX: Final = 256 * 1024
-"""Rows of this size or more are removed from their file after each use: plans are many."""
-
-
-class SlotSet:
-    """The slots of one plan: a file for each name, in a folder of its own.
-
-    `schemas` are full and `positional`; `narrow` leaves out what no scan reads.
-    """
-
-    def __init__(self, folder: Path, schemas: Mapping[str, pa.Schema], capacity: int) -> None:
-        """Make the folder and files without rows. Raises an `OSError`."""
-        self.capacity = capacity
-        self._folder = folder
-        self._schemas = dict(schemas)
-        self._columns = {name: list(range(len(kinds))) for name, kinds in schemas.items()}
-        self._user = threading.Lock()
-        self._gone = False
-        folder.mkdir(parents=True)
-        try:
-            for name, schema in self._schemas.items():
-                write(self.path(name), schema.empty_table(), capacity)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Return the names of all slots."""
-        return frozenset(self._schemas)
-
-    def path(self, name: str) -> Path:
-        """Return the file of a slot."""
-        return self._folder / f"{name}.arrow"
-
-    @property
-    def answer(self) -> Path:
-        """Return the file by which a use gets the plan's answer."""
-        return self._folder / "answer"
-
-    def narrow(self, columns: Mapping[str, Sequence[int]]) -> None:
-        """Keep these slots only, and of their columns only those at these positions.
-
-        A slot without any keeps its last column, which tells how many rows there are.
-        """
-        for name in self.names - set(columns):
-            self.path(name).unlink(missing_ok=True)
-            del self._schemas[name]
-        self._columns = {
-            name: list(given) or [len(self._schemas[name]) - 1] for name, given in columns.items()
-        }
-
-    @contextmanager
-    def use(self, tables: Mapping[str, pa.Table]) -> Iterator[None]:
-        """Fill every slot and keep it so while the context is open; slots without a table get no
-        rows.
-
-        Tables have all columns of the slot, by whatever names, in order and of its types. Raises
-        `SlotBusy` while another use goes on, and what `write` raises. Any failure but
-        `SlotOverflow`, of the caller's too, makes an end of the set.
-        """
-        if not self._user.acquire(blocking=False):
-            raise SlotBusy("the slots are in use")
-        try:
-            if self._gone:
-                raise SlotBusy("the slots were abandoned")
-            try:
-                for name, schema in self._schemas.items():
-                    table = tables.get(name)
-                    rows = schema.empty_table() if table is None else table
-                    columns = self._columns[name]
-                    kept = rows.select(columns).rename_columns([f"c{at}" for at in columns])
-                    # Rewriting in place is safe: uses do not overlap and every earlier one ended
-                    # well, so that no task of an earlier job is left to read.
-                    write(self.path(name), kept, self.capacity)
-                yield
-                self._shrink(tables)
-            except SlotOverflow:  # before any reader has seen the files: the set stays sound
-                raise
-            except BaseException:
-                # A task of the failed job may still read the files.
-                self._gone = True
-                raise
-        finally:
-            if self._gone:
-                self._remove()
-            self._user.release()
-
-    def _shrink(self, tables: Mapping[str, pa.Table]) -> None:
-        """Remove many rows from their files."""
-        for name, schema in self._schemas.items():
-            if name in tables and tables[name].nbytes >= KEPT_BYTES_MAX:
-                columns = [schema.field(at) for at in self._columns[name]]
-                write(self.path(name), pa.schema(columns).empty_table(), self.capacity)
-
-    def abandon(self) -> None:
-        """Remove the files: now, or when their user is done."""
-        self._gone = True
-        if self._user.acquire(blocking=False):
-            try:
-                self._remove()
-            finally:
-                self._user.release()
-
-    def _remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
+INTERPRETED_ROWS_MAX: Final = 8_192
+"""Rows of a step whose operators are interpreted; of more they are compiled. Of 10 rows a compiled
+plan takes 1.3 to 2.2 × as long, of 50,000 an interpreted one 2.6 to 3.1 × (November 2026)."""
+WIDER_USES_MAX: Final = 20
+"""Steps without a plan of their own that use one that does more, before one is made for them."""
 
 KEEPS_NOTHING: Final = frozenset(
     {
@@ -279,7 +125,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     @property
     def key(self) -> VariantKey:
         """Return what identifies the step's own plan."""
-        many = INTERPRETED_ROWS.exceeded_by(sum(table.num_rows for table in self.tables.values()))
+        many = sum(table.num_rows for table in self.tables.values()) > INTERPRETED_ROWS_MAX
         return VariantKey(self.owner, self.strata, self.changed, self.one_time, many)
 
 
@@ -421,7 +267,7 @@ class PreparedSteps:
         key = request.key
         with self._lock:
             # A plan for many rows is made when there are as many: it pays at once.
-            frequent = not key.many and WIDER_USES.exceeded_by(self._wide_uses.get(key, 0))
+            frequent = not key.many and self._wide_uses.get(key, 0) > WIDER_USES_MAX
             if frequent:
                 del self._wide_uses[key]
             return frequent

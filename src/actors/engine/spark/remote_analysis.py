@@ -2,7 +2,8 @@
 
 The server is the authority for the schema, and for what is refused. The tables that a text reads
 are found in the server's own words for its analysed plan: our tables are views there, and only
-relations of a catalog have a qualified name.
+relations of a catalog have a qualified name. Volatile calls are found by the words of the text
+where there is no Java of our own.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from actors.model.plan.jobs import (
     QueryTranslation,
     VolatileCall,
 )
+from actors.model.plan.schema import quote
 from actors.runtime.errors import QueryRejected
 
 if TYPE_CHECKING:
@@ -31,12 +33,7 @@ if TYPE_CHECKING:
 
     from actors.engine.spark.connect import ConnectBridge
 
-# -- Finds volatile calls in a query by the words of its text --------------------------------------
-# It serves engines that do not show Catalyst's own flags (a server behind Spark Connect where there
-# is no Java of our own, the in-memory one), and looks for names of functions that are called, words
-# that Spark takes for a call unless a column has that name, and literals that stand for the day. An
-# engine in our own JVM looks at the analysed plan instead (``PlanInspector.java``).
-
+# -- volatile calls, by words ----------------------------------------------------------------------
 
 _CLOCK_WORDS: Final = """
 now current_timestamp current_date curdate localtimestamp current_time localtime
@@ -77,7 +74,14 @@ _NOW: Final = re.compile(r"\bunix_timestamp\s*\(\s*\)")
 
 def volatility_of(sql: str, columns: Collection[str] = ()) -> VolatileCall | None:
     """Return the first call of a text that is volatile, or None. `columns`: names of all columns
-    that it may read, in lower case."""
+    that it may read, in lower case.
+
+    It serves engines that do not show Catalyst's own flags (a server behind Spark Connect where
+    there is no Java of our own, the in-memory one). It looks for names of functions that are
+    called, words that Spark takes for a call unless a column has that name, and literals that stand
+    for the day. An engine in our own JVM looks at the analysed plan instead
+    (``PlanInspector.java``).
+    """
     moving = _MOVING_DAY.search(sql)
     if moving is not None:
         return VolatileCall(f"the literal {moving.group(0)}", clock=True)
@@ -108,6 +112,8 @@ def _bare(sql: str) -> str:
 def _called(bare: str) -> set[str]:
     return set(_CALLED.findall(bare))
 
+
+# -- the server's analysis -------------------------------------------------------------------------
 
 _ANALYSED: Final = re.compile(
     r"^== Analyzed Logical Plan ==$(.*?)^== Optimized", re.DOTALL | re.MULTILINE
@@ -145,7 +151,7 @@ def analyze_remotely(bridge: ConnectBridge, job: AnalyzeStatement, nodes_max: in
     known = {name.lower(): (name, schema) for name, schema in job.tables}
     for name in read:  # the server keeps some views longer than the call that brings them
         if name.lower() not in known:
-            return QueryAnalyzed(job.job_id, missing="`" + name.replace("`", "``") + "`")
+            return QueryAnalyzed(job.job_id, missing=quote(name))
     tables = tuple(dict.fromkeys(known[name.lower()] for name in read))
     schema = analyzed_schema(job, found.schema)
     analyzed = bridge.reader.read(msgspec.structs.replace(job, tables=tables), nodes_max)

@@ -1,6 +1,6 @@
 """Rows in and out of Spark: Arrow and Parquet to temporary views, results to Arrow.
 
-Small rows (inline Arrow, IPC files, and Parquet parts up to `LOCAL_FILES` bytes, decoded together)
+Small rows (inline Arrow, IPC files, and Parquet parts that together are small, decoded)
 are read here and become one local relation, which Spark plans without a scan; large parts are
 scanned by Spark. Either way the rows are those that `JobRows` means: of files only ``lower <= time
 < upper``, times below `advance_to` raised to it, columns in the schema's types.
@@ -29,7 +29,7 @@ from actors.model.plan.jobs import JobRows, RowsDone
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema, arrow_type
 from actors.model.plan.updates import advance, between, from_ipc, to_ipc
 from actors.runtime.errors import InvalidUsage, StorageError
-from actors.runtime.threshold_probes import ENGINE_ANSWER, LOCAL_FILES
+from actors.runtime.threshold_probes import ENGINE_ANSWER
 
 if TYPE_CHECKING:
     from actors.engine.spark.bridge import SessionBridge
@@ -63,16 +63,16 @@ class LoadedRows(msgspec.Struct, frozen=True):
         return not self.left and self.frame is None and self.table.num_rows == 0
 
 
-def load(rows: JobRows, parts: BucketParts) -> LoadedRows:
-    """Read small rows, and leave large files and all `parts` of a bucket to Spark. Raises
-    `StorageError` when a file or a footer cannot be read."""
+def load(rows: JobRows, parts: BucketParts, bytes_max: int) -> LoadedRows:
+    """Read small rows, and leave files of more than `bytes_max`, and all `parts` of a bucket, to
+    Spark. Raises `StorageError` when a file or a footer cannot be read."""
     wanted = rows.schema.arrow_updates()
     tables: list[pa.Table] = []
     if rows.arrow is not None:
         tables.append(from_ipc(rows.arrow))
     if rows.arrow_file is not None:
         tables.append(_read(rows.arrow_file, _read_ipc_file))
-    decoded, bytes_left = _read_small(rows.files)
+    decoded, bytes_left = _read_small(rows.files, bytes_max)
     tables += [between(table, rows.lower, rows.upper) for table in decoded]
     kept = [_plain(table, wanted) for table in tables]
     table = pa.concat_tables(kept) if kept else wanted.empty_table()
@@ -84,7 +84,7 @@ def load(rows: JobRows, parts: BucketParts) -> LoadedRows:
     return LoadedRows(rows, table, left, table.nbytes + bytes_left, scan=scan)
 
 
-def _read_small(files: tuple[str, ...]) -> tuple[list[pa.Table], int]:
+def _read_small(files: tuple[str, ...], bytes_max: int) -> tuple[list[pa.Table], int]:
     """Return the files' rows and 0, or no rows and about how many bytes the files have decoded.
 
     A file that only Spark can reach counts as larger than anything.
@@ -97,7 +97,6 @@ def _read_small(files: tuple[str, ...]) -> tuple[list[pa.Table], int]:
     paths = [path.removeprefix("file://") for path in files]
     tables: list[pa.Table] = []
     total = 0
-    bytes_max = LOCAL_FILES.limit
     if sum(size or 0 for size in sizes) <= bytes_max:
         for path in paths:
             # Decoded sizes count: a file of a few MiB may hold a million rows.
@@ -107,9 +106,7 @@ def _read_small(files: tuple[str, ...]) -> tuple[list[pa.Table], int]:
             tables.append(found)
             total += found.nbytes
         else:
-            LOCAL_FILES.crossed(False)
             return tables, 0
-    LOCAL_FILES.crossed(True)
     return [], sum(_read(path, decoded_bytes) for path in paths)
 
 

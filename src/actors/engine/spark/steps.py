@@ -5,9 +5,9 @@ plan would be too large (`actors.model.plan.plan_splitting`), gives Spark the ro
 collects the answer; a large one that is wanted as files goes into files
 (`actors.engine.spark.files`).
 
-Steps without a file left to Spark, of `PREPARED_JOB` bytes of rows at most, run from a plan built
-once wherever that can be (`actors.engine.spark.prepared`); else those of `SMALL_JOB` bytes at most
-run in one partition.
+Steps without a file left to Spark run from a plan built once wherever that can be
+(`actors.engine.spark.prepared`); else those of few bytes (`engine_inline_bytes_max`) run in one
+partition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,7 @@ from pyspark.sql import DataFrame
 
 from actors.engine.spark.bridge import SessionBridge
 from actors.engine.spark.bucket_parts import BucketParts
+from actors.engine.spark.exact_keys import exact_keys, types_of
 from actors.engine.spark.failures import describe
 from actors.engine.spark.files import (
     AnswerTooLarge,
@@ -38,8 +39,7 @@ from actors.engine.spark.files import (
     too_large,
     write_files,
 )
-from actors.engine.spark.fragments import consolidated, quote
-from actors.engine.spark.groups import exact_keys, types_of
+from actors.engine.spark.fragments import consolidated
 from actors.engine.spark.plans import PreparedPlan
 from actors.engine.spark.prepared import PreparedRequest, PreparedSteps
 from actors.engine.spark.rows import LoadedRows, all_ones, done, frame, load
@@ -66,10 +66,18 @@ from actors.model.plan.jobs import (
     RunStep,
 )
 from actors.model.plan.plan_splitting import makes_rows_of_none
-from actors.model.plan.schema import DIFF, TIME
+from actors.model.plan.schema import DIFF, TIME, quote
 from actors.model.plan.updates import consolidate, empty_updates, set_column
 from actors.runtime.errors import DefiniteError, InvalidUsage, JobTooLarge, OperationCanceled
-from actors.runtime.threshold_probes import COLLECTED, PLAN_NODES, PREPARED_JOB, SMALL_JOB
+from actors.runtime.threshold_probes import COLLECTED, PLAN_NODES
+
+STATEMENT_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Length of one SQL text; a job with a larger one is refused and never sent."""
+NESTING_MAX: Final = 1_000
+"""Brackets within brackets in an SQL text: over several thousand Spark's parser works for minutes
+before its stack overflows. Refused in the same way."""
+TREE_NODES_MAX: Final = 100_000
+"""Nodes of the plan that Spark makes of a view's text; a view that has more is recomputed."""
 
 # Otherwise the optimizer computes constants of no row at all, and filters below a GROUP BY of rows
 # whose diffs are not summed up yet. The price: filters run behind joins and groupings.
@@ -106,9 +114,6 @@ class ThreadSlot(msgspec.Struct):
     files_here: bool
     """True if this process sees the files that Spark writes."""
     plan_nodes_max: int
-    statement_bytes_max: int
-    nesting_max: int
-    tree_nodes_max: int
     parts: BucketParts
     """Parts of buckets, as all threads read them."""
     canceled: threading.Event
@@ -134,24 +139,18 @@ class ThreadSlot(msgspec.Struct):
     def check_size(self, text: str) -> None:
         """Raise `JobTooLarge` for a statement that must not be sent."""
         size = len(text.encode())
-        if size > self.statement_bytes_max:
-            raise JobTooLarge(
-                f"its SQL text has {size} bytes, more than {self.statement_bytes_max} "
-                "(engine_statement_bytes_max)"
-            )
-        depth = nesting_of(text) if text.count("(") > self.nesting_max else 0
-        if depth > self.nesting_max:
-            raise JobTooLarge(
-                f"its SQL text is nested {depth} deep, more than {self.nesting_max} "
-                "(engine_nesting_max)"
-            )
+        if size > STATEMENT_BYTES_MAX:
+            raise JobTooLarge(f"its SQL text has {size} bytes, more than {STATEMENT_BYTES_MAX}")
+        depth = nesting_of(text) if text.count("(") > NESTING_MAX else 0
+        if depth > NESTING_MAX:
+            raise JobTooLarge(f"its SQL text is nested {depth} deep, more than {NESTING_MAX}")
 
 
 def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone:
     """Run strata `first` to `last`. Raises our errors or Spark's own."""
     _check_range(prepared.plan, job)
     loaded = _loaded(slot, prepared, job)
-    old = tuple(load(rows, slot.parts) for rows in job.old)
+    old = tuple(load(rows, slot.parts, slot.inline_bytes_max) for rows in job.old)
     try:
         return _run_strata(slot, prepared, job, dict(loaded), old)
     except Exception as error:
@@ -193,7 +192,7 @@ def _run_strata(
     started = time.perf_counter()
     slot.frequent, slot.waited_ms = False, 0.0
     plan = prepared.plan
-    small = is_small([*loaded.values(), *old])
+    small = is_small(slot, [*loaded.values(), *old])
     filled = frozenset(name for name, rows in loaded.items() if not rows.empty) - {INTERVAL}
     first, last = prepared.bounds(job.first, job.last)
     # All inputs are empty: no Spark job is needed.
@@ -250,27 +249,20 @@ def _run_strata(
     return answer
 
 
-def is_small(inputs: Iterable[LoadedRows]) -> bool:
+def is_small(slot: ThreadSlot, inputs: Collection[LoadedRows]) -> bool:
     """Return whether a job over these inputs is to run in one partition."""
-    size = _bytes_here(inputs)
-    return size is not None and not SMALL_JOB.exceeded_by(size)
+    return _all_here(inputs) and sum(rows.bytes for rows in inputs) <= slot.inline_bytes_max
 
 
-def _bytes_here(inputs: Iterable[LoadedRows]) -> int | None:
-    """Return the bytes of all rows; None if Spark is to read some of them."""
-    size = 0
-    for rows in inputs:
-        if rows.left or rows.frame is not None:
-            return None
-        size += rows.bytes
-    return size
+def _all_here(inputs: Iterable[LoadedRows]) -> bool:
+    """Return whether Spark is to read no rows."""
+    return not any(rows.left or rows.frame is not None for rows in inputs)
 
 
 def _run_ahead(slot: ThreadSlot, work: _Work) -> pa.Table | None:
     """Execute a step of more rows than a small one by a prepared plan; return None where it has
     none, or Spark is to read some of them."""
-    size = _bytes_here(work.loaded.values())
-    if work.job.lo == 0 or work.job.at_once or size is None or PREPARED_JOB.exceeded_by(size):
+    if work.job.lo == 0 or work.job.at_once or not _all_here(work.loaded.values()):
         return None
     return _run_prepared(slot, work)
 
@@ -287,7 +279,7 @@ def _loaded(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> dict[str,
             # Of parts in a bucket only the columns that the strata read are fetched.
             schema = narrowed(rows.schema, name, strata)
             rows = msgspec.structs.replace(rows, schema=schema)
-        found[prepared.named(name)] = load(rows, slot.parts)
+        found[prepared.named(name)] = load(rows, slot.parts, slot.inline_bytes_max)
     return found
 
 

@@ -4,24 +4,23 @@ Only retractions make sums necessary. Where the statistics of all files say that
 rows are the contents as they are. Else a row that no retraction has the key of is one, too, and
 only the others are grouped:
 
-    touched  = the keys of retracted rows (few, broadcast)
+    touched  = the keys of retracted rows (broadcast where they are few)
     contents = rows LEFT ANTI JOIN touched  UNION ALL  sums of (rows LEFT SEMI JOIN touched)
 
-The key is the table's, or all columns. Where the retractions are many, or the keys cannot be
-joined, all rows are grouped.
+The key is the table's, or all columns. Where keys cannot be joined, all rows are grouped.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import reduce
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 from pyspark.sql import DataFrame
 
 from actors.engine.spark.bridge import SessionBridge
-from actors.engine.spark.groups import exact_keys, types_of
+from actors.engine.spark.exact_keys import exact_keys, types_of
 from actors.engine.spark.rows import (
     ONES,
     LoadedRows,
@@ -30,10 +29,11 @@ from actors.engine.spark.rows import (
     frame,
     table_bounds,
 )
-from actors.engine.spark.translate import consolidated, quote
+from actors.engine.spark.translate import consolidated
 from actors.model.plan.jobs import NO_UPPER
-from actors.model.plan.schema import DIFF, TableSchema
-from actors.runtime.threshold_probes import RETRACTING_BYTES
+from actors.model.plan.schema import DIFF, TableSchema, quote
+
+BROADCAST_BYTES_MAX: Final = 64 << 20
 
 
 class _Split(NamedTuple):
@@ -58,11 +58,13 @@ def contents_frame(
             rows, schema, ones=split.ones, apart=apart and loaded.rows.upper < NO_UPPER
         )
     names = schema.key or schema.names
-    if not _can_join(schema, names) or RETRACTING_BYTES.exceeded_by(split.retracting.bytes):
+    if not _can_join(schema, names):
         return _summed(stack, bridge, rows, schema, view, apart=apart)
     keys = [f"{quote(name)} AS __key{number}" for number, name in enumerate(names)]
     gone = frame(bridge, split.retracting).where(f"{DIFF} < 0")
-    touched = gone.selectExpr(*keys).distinct().hint("broadcast")
+    touched = gone.selectExpr(*keys).distinct()
+    if split.retracting.bytes <= BROADCAST_BYTES_MAX:
+        touched = touched.hint("broadcast")
     equal = " AND ".join(f"{quote(name)} <=> __key{number}" for number, name in enumerate(names))
     kept = _repeated(
         _joined(stack, bridge, rows, touched, equal, f"{view}_kept", anti=True),

@@ -14,11 +14,11 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 from actors.engine.spark.bridge import SessionBridge
-from actors.engine.spark.fragments import consolidated, quote
-from actors.engine.spark.groups import exact_keys, types_of
+from actors.engine.spark.exact_keys import exact_keys, types_of
+from actors.engine.spark.fragments import consolidated
 from actors.engine.spark.rows import LoadedRows, frame
 from actors.model.plan.delta import TO, DeltaColumns
-from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema, quote
 
 _NEW: Final = "__new"
 _BIT: Final = "__bit"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from actors.engine.spark.fragments import UNION, Types, from_rows, quote
-from actors.engine.spark.groups import exact_keys
+from actors.engine.spark.exact_keys import exact_keys
+from actors.engine.spark.fragments import UNION, Types, from_rows
 from actors.model.plan.delta import (
     Node,
     TopCandidates,
@@ -18,7 +18,7 @@ from actors.model.plan.delta import (
     TopShortage,
     columns_of,
 )
-from actors.model.plan.schema import DIFF, TIME
+from actors.model.plan.schema import DIFF, TIME, quote
 
 
 class LimitRendering(ABC):

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from actors.engine.spark.exact_keys import exact_keys
 from actors.engine.spark.fragments import (
     UNION,
     SessionRelation,
@@ -24,11 +25,10 @@ from actors.engine.spark.fragments import (
     from_rows,
     join_tests,
     leaves,
-    quote,
     sql_type,
     times_diff,
 )
-from actors.engine.spark.groups import GroupRendering, exact_keys
+from actors.engine.spark.groups import GroupRendering
 from actors.engine.spark.tops import LimitRendering
 from actors.model.plan.delta import (
     AccumulateTotals,
@@ -55,9 +55,11 @@ from actors.model.plan.delta import (
 )
 from actors.model.plan.input_names import InputKind
 from actors.model.plan.relational import NamedExpression
-from actors.model.plan.schema import DIFF, TIME
+from actors.model.plan.schema import DIFF, TIME, quote
 from actors.runtime.errors import InvalidUsage
-from actors.runtime.threshold_probes import BROADCAST
+
+BROADCAST_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bytes of the smaller side of a large step's join that is broadcast; else Spark chooses."""
 
 __all__ = [
     "PlanTranslator",
@@ -65,7 +67,6 @@ __all__ = [
     "Types",
     "consolidated",
     "leaves",
-    "quote",
     "sql_type",
     "times_diff",
 ]
@@ -313,7 +314,7 @@ class PlanTranslator(GroupRendering, LimitRendering):
             equal = node.equal or node.same
             return ["SHUFFLE_HASH(__r)" if equal else "SHUFFLE_REPLICATE_NL(__r)"]
         left, right = self._bytes(node.left), self._bytes(node.right)
-        if BROADCAST.exceeded_by(min(left, right)):
+        if min(left, right) > BROADCAST_BYTES_MAX:
             return []
         return [f"BROADCAST({'__l' if left <= right else '__r'})"]
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from actors.engine.sql.reader import NO_NAMES, LexedText, StatementReader
-from actors.engine.sql.tokens import syntax_error
+from actors.engine.sql.reader import NO_NAMES, StatementReader
+from actors.engine.sql.tokens import LexedText, syntax_error
 from actors.engine.sql.type_names import WrittenType, read_written_type
 from actors.model.plan.schema import text_limit
 from actors.runtime.errors import SqlSyntaxError
@@ -84,9 +84,9 @@ class CastFinder:
 
     def _note_call(self, place: int) -> None:
         """Note the cast in ``CAST (… AS type)``."""
-        at, closed = place + 2, self._lexed.partners[place + 1]
-        while at < closed and self._tokens[at].word != "AS":
-            at = self._lexed.partners.get(at, at) + 1
+        closed = self._lexed.partners[place + 1]
+        found = (at for at in self._lexed.outer(place + 2, closed) if self._tokens[at].word == "AS")
+        at = next(found, closed)
         if at < closed:
             self._note(place + 2 if at == place + 3 else -1, place, at + 1, closed + 1)
 

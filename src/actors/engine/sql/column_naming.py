@@ -3,8 +3,7 @@
 Spark calls them by their text, ``count(1)``; a client of PostgreSQL's asks for ``count``. An
 expression of another form than those that are known here keeps the name that Spark gives it. Pure.
 
->>> from actors.engine.sql.reader import lex_text
->>> from actors.engine.sql.tokens import SqlDialect
+>>> from actors.engine.sql.tokens import SqlDialect, lex_text
 >>> lexed = lex_text("SELECT count(*), a, 1 + b, c::int, d e", SqlDialect.POSTGRES)
 >>> sorted(missing_names(lexed).values())
 ['?column?', 'c', 'count']
@@ -16,8 +15,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from actors.engine.sql.cast_finding import NOT_CALLED
-from actors.engine.sql.reader import LexedText, StatementReader
-from actors.engine.sql.tokens import name_value
+from actors.engine.sql.reader import StatementReader
+from actors.engine.sql.tokens import LexedText
 from actors.engine.sql.type_names import WrittenType, read_written_type
 from actors.runtime.errors import SqlSyntaxError
 
@@ -128,17 +127,10 @@ class _SelectLists:
         """Return the name of a column without an alias; "" if it has one, or none is known."""
         if first >= last or self._tokens[last - 1].text in ("*", ","):
             return ""
-        if any(self._tokens[at].word == "AS" for at in self._outer(first, last)):
+        if any(self._tokens[at].word == "AS" for at in self._lexed.outer(first, last)):
             return ""
         name, _ = self._named(first, last)
         return name
-
-    def _outer(self, first: int, last: int) -> Iterator[int]:
-        """Yield the places of the tokens that stand in no brackets."""
-        at = first
-        while at < last:
-            yield at
-            at = self._partners.get(at, at) + 1
 
     def _named(self, first: int, last: int) -> tuple[str, bool]:
         """Return the name of an expression, and whether it is that of a column or a function, which
@@ -177,7 +169,7 @@ class _SelectLists:
 
     def _value(self, place: int) -> str:
         token = self._tokens[place]
-        return name_value(token.text) if token.kind == "name" else token.text.lower()
+        return token.name if token.kind == "name" else token.text.lower()
 
     def _behind_chain(self, first: int) -> int:
         """Return the place behind ``a.b.c``; `first` if no name stands there."""
@@ -225,7 +217,7 @@ class _SelectLists:
             return "", False
         if name == "cast" and opened == first + 1:
             closed = self._partners[opened]
-            split = [at for at in self._outer(opened + 1, closed) if self._word(at) == "AS"]
+            split = [at for at in self._lexed.outer(opened + 1, closed) if self._word(at) == "AS"]
             return self._cast_name(opened + 1, split[0], split[0] + 1) if split else ("", False)
         if name == "trim":
             ends = {"LEADING": "ltrim", "TRAILING": "rtrim"}
@@ -233,7 +225,7 @@ class _SelectLists:
         return name, True
 
     def _cast(self, first: int, last: int) -> tuple[str, bool] | None:
-        casts = [at for at in self._outer(first, last) if self._word(at) == "::"]
+        casts = [at for at in self._lexed.outer(first, last) if self._word(at) == "::"]
         if not casts or self._has_operator(first, casts[-1]):
             return None
         if self._type_at(casts[-1] + 1, last) is None:
@@ -283,7 +275,7 @@ class _SelectLists:
         return (name, True) if strong else ("case", False)
 
     def _has_operator(self, first: int, last: int) -> bool:
-        for at in self._outer(first, last):
+        for at in self._lexed.outer(first, last):
             token = self._tokens[at]
             if token.word in _OPERATOR_WORDS or (
                 token.kind == "sign" and token.text not in _NO_OPERATORS

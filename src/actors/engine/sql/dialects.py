@@ -4,17 +4,20 @@ Only what the two lexers and the names of types tell apart is rewritten: quotes,
 parameters, casts. Functions and operators mean what they mean to Spark. Positions in the new text
 lead back to the old one, so that an error of Spark's points at what the user wrote. Pure.
 
->>> print(to_spark('SELECT "a b", $$it\'s$$ FROM "T"').text)
+>>> from actors.engine.sql.tokens import lex_text
+>>> def written(text, *parameters):
+...     print(to_spark(lex_text(text, SqlDialect.POSTGRES), parameters).text)
+>>> written('SELECT "a b", $$it\'s$$ FROM "T"')
 SELECT `a b`, 'it\'s' FROM `T`
->>> print(to_spark(r"SELECT 'a\d', E'a\\d'").text)
+>>> written(r"SELECT 'a\d', E'a\\d'")
 SELECT 'a\\d', 'a\\d'
->>> print(to_spark("SELECT x::int8, CAST(y AS text), $1 + 1, $2", ["-5", "'q'"]).text)
+>>> written("SELECT x::int8, CAST(y AS text), $1 + 1, $2", "-5", "'q'")
 SELECT x::bigint, CAST(y AS string), (-5) + 1, 'q'
->>> print(to_spark("SELECT pg_catalog.lower(a) /* why */FROM t").text)
+>>> written("SELECT pg_catalog.lower(a) /* why */FROM t")
 SELECT lower(a) FROM t
->>> print(to_spark('SELECT a FROM public.t, "public"."T"').text)
+>>> written('SELECT a FROM public.t, "public"."T"')
 SELECT a FROM t, `T`
->>> print(to_spark("SELECT timestamptz '2024-01-01', timestamp '2024-01-01'").text)
+>>> written("SELECT timestamptz '2024-01-01', timestamp '2024-01-01'")
 SELECT timestamp '2024-01-01', timestamp_ntz '2024-01-01'
 """
 
@@ -29,13 +32,13 @@ import msgspec
 
 from actors.engine.sql.cast_finding import NOT_CALLED, CastFinder
 from actors.engine.sql.column_naming import missing_names
-from actors.engine.sql.reader import LexedText, StatementReader, lex_text
+from actors.engine.sql.reader import StatementReader
 from actors.engine.sql.series_calls import SeriesFinder
 from actors.engine.sql.tokens import (
+    LexedText,
     SqlDialect,
     SqlToken,
     lex_sql,
-    name_value,
     quote_name,
     quote_text,
     syntax_error,
@@ -78,7 +81,8 @@ class SparkText(msgspec.Struct, frozen=True, gc=False):
         """Return the offset in the text as written of an offset in `text`; within a replaced part
         it is that part's begin.
 
-        >>> rewritten = to_spark('SELECT E\\'a\\', x')
+        >>> from actors.engine.sql.tokens import lex_text
+        >>> rewritten = to_spark(lex_text('SELECT E\\'a\\', x', SqlDialect.POSTGRES))
         >>> rewritten.text, rewritten.original_position(rewritten.text.index("x"))
         ("SELECT 'a', x", 13)
         """
@@ -102,7 +106,7 @@ class TimeReader(Protocol):
 
 
 def to_spark(
-    text: str,
+    lexed: LexedText,
     parameters: Sequence[str] = (),
     times: TimeReader | None = None,
     read_typed: TypedReader = lambda *_: "",
@@ -113,7 +117,7 @@ def to_spark(
     """Return a query of PostgreSQL's dialect as Spark reads it.
 
     Args:
-        text: The query.
+        lexed: The query.
         parameters: Literals of Spark's for ``$1``, ``$2``, …
         times: Reads texts of times; None: they are left to Spark.
         read_typed: Reads texts that are cast.
@@ -121,10 +125,9 @@ def to_spark(
         role_of: Returns the role of the place at an offset (`typed_places`); "" for none.
 
     Raises:
-        SqlSyntaxError: The text cannot be split, a parameter is not given, or PostgreSQL checks the
-            result of a cast as Spark does not. And as `TimeReader.check_untyped`.
+        SqlSyntaxError: A parameter is not given, or PostgreSQL checks the result of a cast as Spark
+            does not. And as `TimeReader.check_untyped`.
     """
-    lexed = lex_text(text, SqlDialect.POSTGRES)
     names = missing_names(lexed) if name_columns else {}
     return _SparkWriter(lexed, parameters, times, read_typed, names, role_of).written()
 
@@ -244,7 +247,7 @@ class _SparkWriter:
             return end
         match token.kind:
             case "name" if token.text[0] == '"':
-                self._edit(token.end, quote_name(name_value(token.text)))
+                self._edit(token.end, quote_name(token.name))
             case "text":
                 return self._string(place)
             case "parameter":
@@ -513,7 +516,7 @@ class _SparkWriter:
         name; 0 if none stands there: all objects are in one."""
         if place and self._tokens[place - 1].text == ".":
             return 0
-        names = [_name_of(each).lower() for each in _chain(self._tokens, place)]
+        names = [each.name.lower() for each in _chain(self._tokens, place)]
         if len(names) > 2 and names[0] == _DATABASE and names[1] == _SCHEMA:
             return place + 4
         return place + 2 if len(names) > 1 and names[0] == _SCHEMA else 0
@@ -549,12 +552,11 @@ class _SparkWriter:
 
     def _note_type(self, opened: int) -> None:
         """Note where the type of ``CAST (… AS type)`` begins."""
-        place, closed = opened + 1, self._lexed.partners[opened]
-        while place < closed:
-            # Others stand in brackets of their own, and are passed over.
+        closed = self._lexed.partners[opened]
+        # Others stand in brackets of their own, and are passed over.
+        for place in self._lexed.outer(opened + 1, closed):
             if self._tokens[place].word == "AS" and place + 1 < closed:
                 self._types.add(place + 1)
-            place = self._lexed.partners.get(place, place) + 1
 
     def _literal_type(self, place: int) -> int:
         """Write the type of ``timestamp '…'``; return the place behind it, 0 if it is none."""
@@ -649,23 +651,24 @@ _LITERALS_OF: Final = {
 """Literals of each type, as parameters are written; some come in brackets."""
 
 
-def without_schema(text: str, schemas: Container[str], catalogs: Container[str]) -> str:
+def without_schema(lexed: LexedText, schemas: Container[str], catalogs: Container[str]) -> str:
     """Return a query of Spark's dialect with blanks for the schema, and the catalog, before names:
-    all objects are in one. Raises `SqlSyntaxError` for a text that cannot be split.
+    all objects are in one.
 
-    >>> without_schema("SELECT Default.t.a FROM `default`.t, x.default.t", {"default"}, ())
-    'SELECT         t.a FROM           t, x.default.t'
-    >>> without_schema("TABLE cat.default.t", {"default"}, {"cat"})
-    'TABLE             t'
+    >>> from actors.engine.sql.tokens import lex_text
+    >>> query = lex_text("SELECT Default.t.a FROM `default`.t, c.default.t", SqlDialect.SPARK)
+    >>> without_schema(query, {"default"}, ())
+    'SELECT         t.a FROM           t, c.default.t'
+    >>> without_schema(query, {"default"}, {"c"})
+    'SELECT         t.a FROM           t,           t'
     """
-    tokens = lex_sql(text, SqlDialect.SPARK)
-    place = 0
+    text, tokens, place = lexed.text, lexed.tokens, 0
     while place < len(tokens):
         names = _chain(tokens, place)
         if not names:
             place += 1
             continue
-        values = [_name_of(each).lower() for each in names]
+        values = [each.name.lower() for each in names]
         # A catalog stands before a schema alone: `spark_catalog.t` may be a column of a table.
         passed = 1 if len(names) > 2 and values[0] in catalogs and values[1] in schemas else 0
         if len(names) > passed + 1 and values[passed] in schemas:
@@ -674,10 +677,6 @@ def without_schema(text: str, schemas: Container[str], catalogs: Container[str])
             text = text[:first] + " " * (last - first) + text[last:]
         place += 2 * len(names) - 1
     return text
-
-
-def _name_of(token: SqlToken) -> str:
-    return name_value(token.text) if token.kind == "name" else token.text
 
 
 def _chain(tokens: Sequence[SqlToken], place: int) -> list[SqlToken]:

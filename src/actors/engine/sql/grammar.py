@@ -1,12 +1,13 @@
 """The statements of SQL: a text is split at its semicolons, and each statement is read.
 
 >>> statement = parse_statement("CREATE MATERIALIZED VIEW v REFRESH POLICY FULL AS SELECT 1 AS a")
->>> statement.name, statement.policy, statement.query.text, statement.query.start
-(('v',), 'full', 'SELECT 1 AS a', 50)
->>> parse_statement("DROP TABLE a.b, c CASCADE").names
-(('a', 'b'), ('c',))
->>> split_statements("SELECT ';' -- no; end\\n; ;INSERT INTO t VALUES (1);")
-[(0, "SELECT ';' -- no; end\\n"), (25, 'INSERT INTO t VALUES (1)')]
+>>> statement.names, statement.query.text, statement.query.start
+((('v',),), 'SELECT 1 AS a', 50)
+>>> parse_statement("DROP TABLE public.b, c CASCADE").requests
+(DropObject(request=0, name='b', cascade=True), DropObject(request=0, name='c', cascade=True))
+>>> split = split_statements("SELECT ';' -- no; end\\n; ;INSERT INTO t VALUES (1);")
+>>> [(each.start, each.text) for each in split]
+[(0, "SELECT ';'"), (25, 'INSERT INTO t VALUES (1)')]
 >>> parse_statement("CREATE TABLE t (a int,\\n  b)")
 Traceback (most recent call last):
 actors.runtime.errors.SqlSyntaxError: line 2, column 4: expected a type, found ')'
@@ -21,6 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
+
+import msgspec
 
 from actors.engine.sql.grammar_ddl import (
     read_alter,
@@ -60,14 +63,16 @@ from actors.engine.sql.grammar_session import (
     read_show,
     read_use,
 )
-from actors.engine.sql.reader import StatementReader, lex_text
+from actors.engine.sql.reader import StatementReader
 from actors.engine.sql.statements import (
-    CreateMaterializedViewStatement,
+    ChangeStatement,
     ExplainMode,
     ExplainStatement,
     SqlStatement,
+    TextSpan,
 )
-from actors.engine.sql.tokens import SqlDialect, lex_sql
+from actors.engine.sql.tokens import LexedText, SqlDialect, lex_sql, lex_text
+from actors.runtime.errors import PenstockError
 
 _Rule: TypeAlias = Callable[[StatementReader], SqlStatement]
 
@@ -86,7 +91,8 @@ def _read_explain(reader: StatementReader) -> SqlStatement:
     if reader.follows("CREATE"):
         at = reader.position
         created = read_create(reader)
-        if isinstance(created, CreateMaterializedViewStatement):
+        view = "CREATE MATERIALIZED VIEW"
+        if isinstance(created, ChangeStatement) and created.command == view:
             return ExplainStatement(position=position, mode=mode, statement=created)
         raise reader.error("only a query or a materialized view is explained", position=at)
     modes = "INCREMENTAL, ANALYZE, " if mode == "plain" else ""
@@ -149,12 +155,17 @@ def parse_statement(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> SqlSta
     Raises `SqlSyntaxError` with the position of what cannot be read.
     """
     lexed = lex_text(text, dialect)
-    last = len(lexed.tokens)
+    return parse_span(TextSpan(lexed, 0, len(lexed.tokens)))
+
+
+def parse_span(span: TextSpan) -> SqlStatement:
+    """Return the one statement of a part of a text. Raises as `parse_statement`."""
+    lexed, last = span.lexed, span.last
     # Clients send a statement with its semicolon or without.
-    while last and lexed.tokens[last - 1].text == ";":
+    while last > span.first and lexed.tokens[last - 1].text == ";":
         last -= 1
-    reader = StatementReader(lexed, 0, last)
-    _refuse_several(reader)
+    reader = StatementReader(lexed, span.first, last)
+    _refuse_several(span, reader)
     rule = _rule_of(reader)
     statement = rule(reader)
     # Most rules have said so themselves, and better.
@@ -162,15 +173,13 @@ def parse_statement(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> SqlSta
     return statement
 
 
-def _refuse_several(reader: StatementReader) -> None:
-    place = 0
-    while place < reader.last:
+def _refuse_several(span: TextSpan, reader: StatementReader) -> None:
+    for place in span.lexed.outer(reader.place, reader.last):
         if reader.tokens[place].text == ";":
             raise reader.error(
                 "one statement is wanted, and another one is behind a semicolon",
                 position=reader.tokens[place].start,
             )
-        place = reader.partners.get(place, place) + 1
 
 
 def _rule_of(reader: StatementReader) -> _Rule:
@@ -191,29 +200,56 @@ def _rule_of(reader: StatementReader) -> _Rule:
     )
 
 
-def split_statements(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[tuple[int, str]]:
-    """Return each statement of a text with its offset, split at semicolons outside of quotes,
-    comments and brackets. Texts without a token are left out.
+def split_statements(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[TextSpan]:
+    """Return the statements of a text, split at semicolons outside of quotes, comments and
+    brackets. Texts without a token are left out.
 
-    Raises `SqlSyntaxError` for a quote or comment that does not end. Brackets need not match: the
-    statement that has them says so when it is read.
+    Raises `SqlSyntaxError` for a quote or comment that does not end. Brackets are not matched: the
+    statement that has them says so when it is read (`TextSpan.matched`).
     """
-    found: list[tuple[int, str]] = []
-    first: int | None = None
-    depth = 0
-    for token in lex_sql(text, dialect):
+    found: list[TextSpan] = []
+    lexed = LexedText(text, dialect, lex_sql(text, dialect), {})
+    first = depth = 0
+    for place, token in enumerate(lexed.tokens):
         if token.text == ";" and depth == 0:
-            if first is not None:
-                found.append((first, text[first : token.start]))
-            first = None
-            continue
-        if first is None:
-            first = token.start
-        if token.text in ("(", "[", "{"):
+            found.append(TextSpan(lexed, first, place))
+            first = place + 1
+        elif token.text in ("(", "[", "{"):
             depth += 1
         elif token.text in (")", "]", "}"):
             # What closes nothing must not swallow the statements behind it.
             depth = max(0, depth - 1)
-    if first is not None:
-        found.append((first, text[first:]))
+    found.append(TextSpan(lexed, first, len(lexed.tokens)))
+    return [each for each in found if each.first < each.last]
+
+
+class ParsedStatement(msgspec.Struct, frozen=True, eq=False):
+    """One statement of a text: the part that it is, and its tree, or the error in it. `text` is
+    as it was sent, with the comments behind it."""
+
+    span: TextSpan
+    text: str
+    tree: SqlStatement | None = None
+    error: PenstockError | None = None
+
+    def statement(self) -> SqlStatement:
+        """Return the tree. Raises the error, which is due when the statement is carried out."""
+        if self.error is not None:
+            raise self.error
+        assert self.tree is not None
+        return self.tree
+
+
+def parse_statements(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[ParsedStatement]:
+    """Return the statements of a text, each parsed. Raises as `split_statements`."""
+    found = []
+    for span in split_statements(text, dialect):
+        following = span.lexed.tokens[span.last : span.last + 1]
+        own = text[span.start : following[0].start if following else len(text)]
+        try:
+            matched = span.matched()
+            found.append(ParsedStatement(matched, own, parse_span(matched)))
+        # Those before it are carried out first.
+        except PenstockError as error:
+            found.append(ParsedStatement(span, own, error=error))
     return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from actors.engine.sql.grammar_query import read_as_query, read_query, refuse_queries
+from actors.engine.sql import grammar_columns
+from actors.engine.sql.grammar_query import read_as_query, read_query
 from actors.engine.sql.grammar_roles import (
     read_alter_role,
     read_create_role,
@@ -13,40 +15,21 @@ from actors.engine.sql.grammar_roles import (
     read_drop_roles,
     read_drop_tokens,
 )
+from actors.engine.sql.object_names import object_name
 from actors.engine.sql.reader import NO_NAMES, StatementReader, list_words
 from actors.engine.sql.statements import (
-    AddColumnsAction,
-    AddTablesAction,
-    AlterAction,
-    AlterObjectStatement,
-    ColumnDefinition,
-    CommentOnStatement,
-    CreateIndexStatement,
-    CreateMaterializedViewStatement,
-    CreateSinkStatement,
-    CreateSourceStatement,
+    ChangeStatement,
     CreateTableAsStatement,
-    CreateTableStatement,
-    CreateViewStatement,
-    DropObjectsStatement,
     MaintainStatement,
     ObjectKind,
     QualifiedName,
-    RefreshPolicy,
     RefreshViewStatement,
-    RenameAction,
-    SetDefaultAction,
-    SetPolicyAction,
-    SetPropertiesAction,
-    SourceTableName,
     SqlStatement,
-    TextSpan,
-    UnsetPropertiesAction,
+    change_statement,
 )
-from actors.engine.sql.tokens import SqlDialect
-from actors.engine.sql.type_names import read_written_type
-from actors.model.plan.schema import arrow_type
-from actors.runtime.errors import InvalidUsage
+from actors.model.protocol import api
+from actors.model.protocol.connector_options import source_configuration, typed_options
+from actors.runtime.errors import InvalidUsage, ObjectExists, UnknownObject
 
 KINDS: Final[Mapping[tuple[str, ...], ObjectKind]] = {
     ("MATERIALIZED", "VIEW"): "materialized view",
@@ -58,12 +41,7 @@ KINDS: Final[Mapping[tuple[str, ...], ObjectKind]] = {
 }
 """Words of each kind of object."""
 _KIND_WORDS: Final = tuple(" ".join(words) for words in KINDS)
-_POLICIES: Final[Mapping[tuple[str, ...], RefreshPolicy]] = {
-    ("AUTO",): "auto",
-    ("INCREMENTAL", "STRICT"): "incremental strict",
-    ("INCREMENTAL",): "incremental",
-    ("FULL",): "full",
-}
+_POLICIES: Final = (("AUTO",), ("INCREMENTAL", "STRICT"), ("INCREMENTAL",), ("FULL",))
 _TEMPORARY: Final = ("TEMPORARY", "TEMP", "GLOBAL", "LOCAL", "UNLOGGED")
 _FORMAT_HINT: Final = (
     "a table of this service has no format, place or partitions of its own; files and other"
@@ -113,8 +91,25 @@ class _Created(NamedTuple):
     """The begin of a CREATE."""
 
     position: int
+    command: str
     or_replace: bool
     if_not_exists: bool
+
+    def statement(
+        self,
+        names: tuple[QualifiedName, ...],
+        request: Callable[[], api.CatalogStatement],
+        **more: Any,
+    ) -> ChangeStatement:
+        """Return the statement that creates the first of these objects by a request."""
+        return change_statement(
+            lambda: (request(),),
+            position=self.position,
+            command=self.command,
+            names=names,
+            skipped=(ObjectExists,) if self.if_not_exists else (),
+            **more,
+        )
 
 
 def read_create(reader: StatementReader) -> SqlStatement:
@@ -139,7 +134,8 @@ def read_create(reader: StatementReader) -> SqlStatement:
         if_not_exists = reader.take("IF", "NOT", "EXISTS")
         if or_replace and if_not_exists:
             raise reader.error("OR REPLACE and IF NOT EXISTS exclude each other")
-        return read(reader, _Created(position, or_replace, if_not_exists))
+        command = f"CREATE {' '.join(words)}"
+        return read(reader, _Created(position, command, or_replace, if_not_exists))
     raise reader.unexpected(list_words(" ".join(words) for words in _CREATES))
 
 
@@ -163,19 +159,29 @@ def _create_table(reader: StatementReader, begun: _Created) -> SqlStatement:
     # Columns, or a query that has them; which one is known behind the clauses.
     defined = None
     if reader.follows("("):
-        defined = _table_elements(reader.bracketed())
+        defined = grammar_columns.read_table_elements(reader.bracketed())
     clauses = _clauses(reader, _TABLE_CLAUSES)
+    columns, key = defined or ((), ())
+
+    def request() -> api.CreateTable:
+        properties = _whole_numbers(clauses.properties, ("retain_history_ms",))
+        return api.CreateTable(
+            0,
+            object_name(name),
+            grammar_columns.columns_schema(columns, key),
+            properties.get("retain_history_ms"),
+            clauses.comment,
+            {each.name: each.comment for each in columns if each.comment},
+        )
+
+    defaults = {each.name: each.default for each in columns if each.default is not None}
+    created = begun.statement((name,), request, defaults=defaults)
     if defined is None:
         if not reader.follows("AS"):
             raise reader.unexpected("'(' and columns, or AS and a query", hint=_FORMAT_HINT)
         reader.need("AS")
-        return CreateTableAsStatement(
-            position=begun.position,
-            name=name,
-            query=read_query(reader),
-            if_not_exists=begun.if_not_exists,
-            **clauses,
-        )
+        query = read_query(reader)
+        return CreateTableAsStatement(position=begun.position, created=created, query=query)
     reader.refuse(
         "AS",
         problem="AS cannot follow columns",
@@ -185,15 +191,7 @@ def _create_table(reader: StatementReader, begun: _Created) -> SqlStatement:
         raise reader.unexpected(
             "TBLPROPERTIES, COMMENT or the end of the statement", hint=_FORMAT_HINT
         )
-    columns, key = defined
-    return CreateTableStatement(
-        position=begun.position,
-        name=name,
-        columns=columns,
-        key=key,
-        if_not_exists=begun.if_not_exists,
-        **clauses,
-    )
+    return created
 
 
 def _create_materialized_view(reader: StatementReader, begun: _Created) -> SqlStatement:
@@ -201,14 +199,27 @@ def _create_materialized_view(reader: StatementReader, begun: _Created) -> SqlSt
     _refuse_view_columns(reader)
     clauses = _clauses(reader, _MATERIALIZED_CLAUSES)
     query = read_as_query(reader, "REFRESH POLICY, COMMENT, TBLPROPERTIES or AS and a query")
-    return CreateMaterializedViewStatement(
-        position=begun.position,
-        name=name,
-        query=query,
-        or_replace=begun.or_replace,
-        if_not_exists=begun.if_not_exists,
-        **clauses,
-    )
+
+    def request() -> api.CreateView:
+        properties = dict(clauses.properties)
+        # Spark's settings share the clause with ours, as in Spark's own TBLPROPERTIES.
+        conf = {
+            key: properties.pop(key) for key in clauses.properties if key.startswith(_SPARK_CONF)
+        }
+        numbers = _whole_numbers(properties)
+        return api.CreateView(
+            0,
+            object_name(name),
+            "",
+            numbers.get("retain_history_ms"),
+            conf,
+            clauses.policy,
+            numbers.get("target_lag_ms", 0),
+            replace=begun.or_replace,
+            comment=clauses.comment,
+        )
+
+    return begun.statement((name,), request, query=query)
 
 
 def _create_view(reader: StatementReader, begun: _Created) -> SqlStatement:
@@ -221,14 +232,21 @@ def _create_view(reader: StatementReader, begun: _Created) -> SqlStatement:
         hint="write CREATE MATERIALIZED VIEW",
     )
     query = read_as_query(reader, "COMMENT, TBLPROPERTIES or AS and a query")
-    return CreateViewStatement(
-        position=begun.position,
-        name=name,
-        query=query,
-        or_replace=begun.or_replace,
-        if_not_exists=begun.if_not_exists,
-        **clauses,
-    )
+
+    def request() -> api.CreateView:
+        # Others than ours are metadata that tools attach, and change nothing.
+        for key in clauses.properties.keys() & set(_PROPERTIES):
+            raise InvalidUsage(f"property {key!r} is one of materialized views")
+        return api.CreateView(
+            0,
+            object_name(name),
+            "",
+            replace=begun.or_replace,
+            comment=clauses.comment,
+            plain=True,
+        )
+
+    return begun.statement((name,), request, query=query)
 
 
 def _refuse_view_columns(reader: StatementReader) -> None:
@@ -250,12 +268,10 @@ def _create_index(reader: StatementReader, begun: _Created) -> SqlStatement:
         reader.need_any("BTREE", "HASH")
     columns = reader.column_names()
     reader.need_end()
-    return CreateIndexStatement(
-        position=begun.position,
-        name=name,
-        object=on,
-        columns=columns,
-        if_not_exists=begun.if_not_exists,
+    # Without a name it gets that of its object and columns.
+    own = name or ("_".join((on[-1], *columns, "idx")),)
+    return begun.statement(
+        (own, on), lambda: api.CreateIndex(0, object_name(own), object_name(on), columns)
     )
 
 
@@ -267,14 +283,13 @@ def _create_source(reader: StatementReader, begun: _Created) -> SqlStatement:
         reader.need("TABLES")
         tables = _source_tables(reader.bracketed("'(' and tables"))
     reader.need_end("OPTIONS, FOR TABLES or the end of the statement")
-    return CreateSourceStatement(
-        position=begun.position,
-        name=name,
-        kind=kind,
-        options=options,
-        tables=tables,
-        if_not_exists=begun.if_not_exists,
-    )
+
+    def request() -> api.CreateSource:
+        configuration = source_configuration({"kind": kind, **typed_options(options)})
+        wanted = None if tables is None else _named_tables(tables)
+        return api.CreateSource(0, object_name(name), *configuration, wanted)
+
+    return begun.statement((name,), request)
 
 
 def _create_sink(reader: StatementReader, begun: _Created) -> SqlStatement:
@@ -283,14 +298,12 @@ def _create_sink(reader: StatementReader, begun: _Created) -> SqlStatement:
     on = reader.object_name("a table's or view's name")
     kind, options = _connector(reader)
     reader.need_end("OPTIONS or the end of the statement")
-    return CreateSinkStatement(
-        position=begun.position,
-        name=name,
-        object=on,
-        kind=kind,
-        options=options,
-        if_not_exists=begun.if_not_exists,
-    )
+
+    def request() -> api.CreateSink:
+        encoded = json.dumps(typed_options(options)).encode()
+        return api.CreateSink(0, object_name(name), object_name(on), kind, encoded)
+
+    return begun.statement((name, on), request)
 
 
 _CREATES: Final[
@@ -323,11 +336,19 @@ _CREATES: Final[
 # -- parts of definitions ------------------------------------------------------------------------
 
 
+class _Clauses(NamedTuple):
+    """Clauses of a CREATE, as far as they were given."""
+
+    comment: str = ""
+    properties: Mapping[str, str] = {}
+    policy: str = ""
+
+
 def _clauses(
     reader: StatementReader,
     known: Mapping[tuple[str, ...], tuple[str, Callable[[StatementReader], Any]]],
-) -> dict[str, Any]:
-    """Take clauses in any order, each at most once; return them as fields of the statement."""
+) -> _Clauses:
+    """Take clauses in any order, each at most once."""
     found: dict[str, Any] = {}
     while True:
         for words, (field, read) in known.items():
@@ -339,18 +360,34 @@ def _clauses(
             found[field] = read(reader)
             break
         else:
-            return found
+            return _Clauses(**found)
 
 
-def _policy(reader: StatementReader) -> RefreshPolicy:
-    for words, policy in _POLICIES.items():
+def _policy(reader: StatementReader) -> str:
+    for words in _POLICIES:
         if reader.take(*words):
-            return policy
+            return " ".join(words).lower()
     raise reader.unexpected(list_words(" ".join(words) for words in _POLICIES))
 
 
-def _comment(reader: StatementReader) -> str:
-    return reader.string("a comment in single quotes")
+_PROPERTIES: Final = ("retain_history_ms", "target_lag_ms")
+_SPARK_CONF: Final = "spark."
+"""Prefix of properties that are Spark settings of a view."""
+
+
+def _whole_numbers(
+    properties: Mapping[str, str], known: Sequence[str] = _PROPERTIES
+) -> dict[str, int]:
+    """Return properties that are whole numbers. Raises `InvalidUsage` for an unknown one, or for
+    one that is no number."""
+    found = {}
+    for key, text in properties.items():
+        if key not in known:
+            raise InvalidUsage(f"property {key!r}: known are {', '.join(known)}")
+        if not text.strip().lstrip("-").isdecimal():
+            raise InvalidUsage(f"property {key!r} = {text!r}: must be a whole number")
+        found[key] = int(text)
+    return found
 
 
 def read_options(reader: StatementReader) -> dict[str, str]:
@@ -393,7 +430,7 @@ def _option_value(reader: StatementReader, key: str) -> str:
 
 _TABLE_CLAUSES: Final[Mapping[tuple[str, ...], tuple[str, Callable[[StatementReader], Any]]]] = {
     ("TBLPROPERTIES",): ("properties", read_options),
-    ("COMMENT",): ("comment", _comment),
+    ("COMMENT",): ("comment", grammar_columns.read_comment),
 }
 _MATERIALIZED_CLAUSES: Final = {**_TABLE_CLAUSES, ("REFRESH", "POLICY"): ("policy", _policy)}
 
@@ -405,291 +442,128 @@ def _connector(reader: StatementReader) -> tuple[str, dict[str, str]]:
     return kind, read_options(reader) if reader.take("OPTIONS") else {}
 
 
-def _source_tables(reader: StatementReader) -> tuple[SourceTableName, ...]:
+_SourceTables: TypeAlias = Sequence[tuple[QualifiedName, QualifiedName]]
+"""Names of tables outside, and here (empty: none was given)."""
+
+
+def _source_tables(reader: StatementReader) -> _SourceTables:
     """Take ``a AS b, s.c`` to the end."""
     found = []
     while True:
-        position = reader.position
         outside = reader.object_name("a table of the source")
         name: QualifiedName = ()
         if reader.take("AS"):
             name = reader.object_name("a name for the table")
-        found.append(SourceTableName(position=position, outside=outside, name=name))
+        found.append((outside, name))
         if not reader.take(","):
             break
     reader.need_end("AS, ',' or ')'")
-    return tuple(found)
+    return found
 
 
-# -- columns -------------------------------------------------------------------------------------
-
-_REFUSED_CONSTRAINTS: Final = {
-    "GENERATED": "columns are not GENERATED",
-    "UNIQUE": "UNIQUE is not kept; a table has one PRIMARY KEY",
-    "CHECK": "CHECK is not kept",
-    "REFERENCES": "foreign keys are not kept",
-    "FOREIGN": "foreign keys are not kept",
-    "COLLATE": "columns have no COLLATE",
-}
-
-
-class _ColumnList:
-    """Columns that were read; no two have the same name in another case."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, str] = {}
-        """Each column's name by itself in lower case."""
-        self._columns: list[ColumnDefinition] = []
-
-    def add(self, reader: StatementReader, column: ColumnDefinition) -> None:
-        """Add a column. Raises `SqlSyntaxError` if its name is there."""
-        # Spark resolves names in any case: two such columns would be ambiguous.
-        if column.name.lower() in self.names:
-            problem = f"the column {column.name!r} is there twice"
-            raise reader.error(problem, position=column.position)
-        self.names[column.name.lower()] = column.name
-        self._columns.append(column)
-
-    def found(self) -> tuple[ColumnDefinition, ...]:
-        """Return the columns in order."""
-        return tuple(self._columns)
-
-
-class _KeyTaken:
-    """The PRIMARY KEY of a table that is read; there is at most one."""
-
-    def __init__(self) -> None:
-        self.names: tuple[str, ...] = ()
-        self.position = 0
-
-    def take(self, reader: StatementReader, names: tuple[str, ...], position: int) -> None:
-        """Note the key. Raises `SqlSyntaxError` if there is one already, or a name stands twice."""
-        if self.names:
-            raise reader.error("a table has one PRIMARY KEY", position=position)
-        lowered = [name.lower() for name in names]
-        if len(set(lowered)) < len(lowered):
-            raise reader.error("the PRIMARY KEY names a column twice", position=position)
-        self.names, self.position = names, position
-
-
-def _table_elements(
-    reader: StatementReader,
-) -> tuple[tuple[ColumnDefinition, ...], tuple[str, ...]]:
-    """Take columns and the PRIMARY KEY to the end."""
-    columns = _ColumnList()
-    key = _KeyTaken()
-    while True:
-        position = reader.position
-        if _begins_constraint(reader):
-            # Constraints and columns may be mixed.
-            _table_constraint(reader, key)
-        else:
-            columns.add(reader, _column(reader, key))
-        if not reader.take(","):
-            break
-        # Else the error would be that a column needs a type.
-        if reader.ends():
-            raise reader.unexpected("a column")
-    reader.need_end("NOT NULL, DEFAULT, PRIMARY KEY, COMMENT, ',' or ')'")
-    if not columns.names:
-        raise reader.error("a table needs a column", position=position)
-    # When all columns are read: the key may stand before them.
-    for name in key.names:
-        if name.lower() not in columns.names:
-            raise reader.error(
-                f"the PRIMARY KEY names {name!r}, which is no column", position=key.position
-            )
-    return columns.found(), tuple(columns.names[name.lower()] for name in key.names)
-
-
-def _begins_constraint(reader: StatementReader) -> bool:
-    """Return whether a table's constraint comes next; a column may have the name ``primary``."""
-    second, third = reader.peek(1).word, reader.peek(2).word
-    match reader.peek().word:
-        case "PRIMARY":
-            return second == "KEY"
-        case "CONSTRAINT":
-            return third in ("PRIMARY", "UNIQUE", "CHECK", "FOREIGN")
-        case "UNIQUE" | "CHECK":
-            return second == "("
-        case "FOREIGN":
-            return second == "KEY"
-    return False
-
-
-def _table_constraint(reader: StatementReader, key: _KeyTaken) -> None:
-    if reader.take("CONSTRAINT"):
-        reader.name("a constraint's name")
-    position = reader.position
-    _refuse_constraint(reader)
-    reader.need("PRIMARY", "KEY")
-    key.take(reader, reader.column_names(), position)
-
-
-def _refuse_constraint(reader: StatementReader) -> None:
-    if (problem := _REFUSED_CONSTRAINTS.get(reader.peek().word)) is not None:
-        raise reader.error(problem)
-
-
-def _column(reader: StatementReader, key: _KeyTaken | None) -> ColumnDefinition:
-    """Take a column; `key` None: there can be no PRIMARY KEY."""
-    position = reader.position
-    name = reader.name("a column")
-    kind = _stored_type(reader)
-    not_null, comment, default = False, None, None
-    while True:
-        at = reader.position
-        _refuse_constraint(reader)
-        if key is None:
-            _refuse_added_default(reader)
-        if reader.take("NOT", "NULL"):
-            not_null = True
-        elif reader.take("COMMENT"):
-            comment = _comment(reader)
-        elif reader.take("DEFAULT"):
-            if default is not None:
-                raise reader.error("a column has one DEFAULT", position=at)
-            default = _default(reader)
-        elif key is not None and reader.take("PRIMARY", "KEY"):
-            key.take(reader, (name,), at)
-        elif not reader.take("NULL"):
-            break
-    return ColumnDefinition(
-        position=position,
-        name=name,
-        type=kind,
-        not_null=not_null,
-        comment=comment,
-        default=default,
+def _named_tables(tables: _SourceTables) -> tuple[api.SourceTable, ...]:
+    return tuple(
+        api.SourceTable(".".join(outside), object_name(name) if name else "")
+        for outside, name in tables
     )
-
-
-def _refuse_added_default(reader: StatementReader) -> None:
-    """Raise `SqlSyntaxError` for the default of a further column, unless it is NULL."""
-    if reader.follows("DEFAULT") and not reader.follows("DEFAULT", "NULL"):
-        raise reader.error(
-            "a column is added without a DEFAULT: the rows that are there have NULL in it, since "
-            "none is written anew",
-            hint="add the column, then ALTER COLUMN … SET DEFAULT …; UPDATE sets it in those rows",
-        )
-
-
-_BEHIND_DEFAULT: Final = frozenset({"COMMENT", "PRIMARY", *_REFUSED_CONSTRAINTS, "DEFAULT"})
-"""Words with which the expression of a DEFAULT ends."""
-
-
-def _default(reader: StatementReader) -> TextSpan:
-    """Take the expression of a DEFAULT: up to the column's end, or to its next constraint."""
-    tokens, first = reader.tokens, reader.place
-    while not reader.ends() and not reader.follows(","):
-        token, before = tokens[reader.place], tokens[reader.place - 1]
-        # An operand stands first, whatever its word is.
-        begun = reader.place > first
-        if begun and token.word in _BEHIND_DEFAULT:
-            break
-        # IS NOT NULL is an operator, and NOT NULL behind an operand the column's.
-        if begun and reader.follows("NOT", "NULL") and before.word != "IS":
-            break
-        if token.word == "NULL" and (before.kind in ("number", "text") or before.text == ")"):
-            break
-        reader.place = reader.partners.get(reader.place, reader.place) + 1
-    return _without_queries(reader, first)
-
-
-def _without_queries(reader: StatementReader, first: int) -> TextSpan:
-    """Return the tokens from `first` on as the expression of a DEFAULT."""
-    if reader.place == first:
-        raise reader.unexpected("an expression")
-    refuse_queries(
-        reader, first, problem="a DEFAULT has no queries", hint="write a constant expression"
-    )
-    return reader.span(first, reader.place)
-
-
-def _stored_type(reader: StatementReader) -> str:
-    """Take a type that a table can store."""
-    position = reader.position
-    written = read_written_type(reader)
-    kind = written.spark
-    postgres = reader.dialect is SqlDialect.POSTGRES
-    if postgres and written.checked and written.name != "bytea":
-        raise reader.error(
-            f"a column of type {written.name} is not supported: its values would not be checked",
-            position=position,
-            hint="write text",
-        )
-    # Here and not when the table is created, as here the type has a position.
-    try:
-        arrow_type(kind)
-    except (InvalidUsage, ValueError) as error:
-        raise reader.error(str(error), position=position) from None
-    return kind
 
 
 # -- ALTER ---------------------------------------------------------------------------------------
 
 _ALL_KINDS: Final = frozenset(KINDS.values())
-_Reading: TypeAlias = Callable[[StatementReader], AlterAction]
 
 
-def _add_columns(reader: StatementReader) -> AlterAction:
+class _Alteration(NamedTuple):
+    """The change of an ALTER: a request for the object's name, and further fields of the
+    statement."""
+
+    request: Callable[[str], api.CatalogStatement]
+    fields: Mapping[str, Any] = {}
+
+
+_Reading: TypeAlias = Callable[[StatementReader], _Alteration]
+
+
+def _add_columns(reader: StatementReader) -> _Alteration:
     if_not_exists = reader.take("IF", "NOT", "EXISTS")
-    columns = _ColumnList()
+    columns = grammar_columns.ColumnList()
     if reader.follows("("):
         inner = reader.bracketed()
-        columns.add(inner, _column(inner, None))
+        columns.add(inner, grammar_columns.read_column(inner, None))
         while inner.take(","):
-            columns.add(inner, _column(inner, None))
+            columns.add(inner, grammar_columns.read_column(inner, None))
         inner.need_end("NOT NULL, COMMENT, ',' or ')'")
     else:
-        columns.add(reader, _column(reader, None))
+        columns.add(reader, grammar_columns.read_column(reader, None))
         # PostgreSQL writes ADD COLUMN before each.
         while reader.take(","):
             reader.need("ADD")
             reader.take("COLUMN")
-            columns.add(reader, _column(reader, None))
-    return AddColumnsAction(columns.found(), if_not_exists)
+            columns.add(reader, grammar_columns.read_column(reader, None))
+    found = columns.found()
+    comments = {each.name: each.comment for each in found if each.comment}
+    added = grammar_columns.columns_schema(found).columns
+    return _Alteration(
+        lambda name: api.AlterObject(0, name, add_columns=added, column_comments=comments),
+        {"only_new_columns": if_not_exists},
+    )
 
 
-def _alter_column(reader: StatementReader) -> AlterAction:
+def _alter_column(reader: StatementReader) -> _Alteration:
     reader.take("COLUMN")
-    name = reader.name("a column")
-    if reader.take("DROP", "DEFAULT"):
-        return SetDefaultAction(name)
-    if not reader.take("SET", "DEFAULT"):
-        raise reader.unexpected("SET DEFAULT or DROP DEFAULT")
-    first = reader.place
-    reader.rest("an expression")
-    return SetDefaultAction(name, _without_queries(reader, first))
+    column = reader.name("a column")
+    default = None
+    if not reader.take("DROP", "DEFAULT"):
+        if not reader.take("SET", "DEFAULT"):
+            raise reader.unexpected("SET DEFAULT or DROP DEFAULT")
+        first = reader.place
+        reader.rest("an expression")
+        default = grammar_columns.constant_expression(reader, first)
+    return _Alteration(lambda name: api.AlterObject(0, name), {"defaults": {column: default}})
 
 
-def _add_tables(reader: StatementReader) -> AlterAction:
-    if reader.follows("("):
-        return AddTablesAction(_source_tables(reader.bracketed()))
-    return AddTablesAction(_source_tables(reader))
+def _add_tables(reader: StatementReader) -> _Alteration:
+    tables = _source_tables(reader.bracketed() if reader.follows("(") else reader)
+    return _Alteration(lambda name: api.AlterSource(0, name, _named_tables(tables)))
 
 
-def _unset_properties(reader: StatementReader) -> AlterAction:
-    if_exists = reader.take("IF", "EXISTS")
+def _set_policy(reader: StatementReader) -> _Alteration:
+    policy = _policy(reader)
+    return _Alteration(lambda name: api.AlterObject(0, name, refresh_policy=policy))
+
+
+def _rename(reader: StatementReader) -> _Alteration:
+    new = reader.object_name("a new name")
+    return _Alteration(lambda name: api.AlterObject(0, name, rename=object_name(new)))
+
+
+def _set_properties(reader: StatementReader) -> _Alteration:
+    return _with_properties(read_options(reader))
+
+
+def _unset_properties(reader: StatementReader) -> _Alteration:
+    # Whether one is set or not: 0 is the default of all.
+    reader.take("IF", "EXISTS")
     inner = reader.bracketed("'(' and names of properties")
-    keys = [_option_key(inner)]
-    while inner.take(","):
-        keys.append(_option_key(inner))
+    keys = inner.sequence(lambda: _option_key(inner))
     inner.need_end("',' or ')'")
-    return UnsetPropertiesAction(tuple(keys), if_exists)
+    return _with_properties(dict.fromkeys(keys, "0"))
+
+
+def _with_properties(properties: Mapping[str, str]) -> _Alteration:
+    def request(name: str) -> api.AlterObject:
+        given = _whole_numbers(properties)
+        retain, lag = given.get("retain_history_ms"), given.get("target_lag_ms")
+        return api.AlterObject(0, name, retain_history_ms=retain, target_lag_ms=lag)
+
+    return _Alteration(request)
 
 
 _ACTIONS: Final[Mapping[tuple[str, ...], tuple[_Reading, frozenset[str]]]] = {
-    ("SET", "REFRESH", "POLICY"): (
-        lambda reader: SetPolicyAction(_policy(reader)),
-        frozenset({"view", "materialized view"}),
-    ),
-    ("SET", "TBLPROPERTIES"): (
-        lambda reader: SetPropertiesAction(read_options(reader)),
-        _ALL_KINDS - {"index"},
-    ),
+    ("SET", "REFRESH", "POLICY"): (_set_policy, frozenset({"view", "materialized view"})),
+    ("SET", "TBLPROPERTIES"): (_set_properties, _ALL_KINDS - {"index"}),
     ("UNSET", "TBLPROPERTIES"): (_unset_properties, _ALL_KINDS - {"index"}),
-    ("RENAME", "TO"): (lambda reader: RenameAction(reader.object_name("a new name")), _ALL_KINDS),
+    ("RENAME", "TO"): (_rename, _ALL_KINDS),
     ("ADD", "COLUMNS"): (_add_columns, frozenset({"table"})),
     ("ADD", "COLUMN"): (_add_columns, frozenset({"table"})),
     ("ALTER",): (_alter_column, frozenset({"table"})),
@@ -709,16 +583,22 @@ def read_alter(reader: StatementReader) -> SqlStatement:
     kind = read_kind(reader)
     if_exists = reader.take("IF", "EXISTS")
     name = reader.object_name(f"the name of a {kind}")
-    for words, (read, kinds) in _ACTIONS.items():
-        # An action that this kind does not have is as unknown as any other.
-        if kind in kinds and reader.take(*words):
-            action = read(reader)
-            reader.need_end()
-            return AlterObjectStatement(
-                position=position, kind=kind, name=name, action=action, if_exists=if_exists
-            )
-    known = (" ".join(words) for words, (_, kinds) in _ACTIONS.items() if kind in kinds)
-    raise reader.unexpected(list_words(known))
+    # An action that this kind does not have is as unknown as any other.
+    actions = {words: read for words, (read, kinds) in _ACTIONS.items() if kind in kinds}
+    read = next((read for words, read in actions.items() if reader.take(*words)), None)
+    if read is None:
+        raise reader.unexpected(list_words(" ".join(words) for words in actions))
+    request, fields = read(reader)
+    reader.need_end()
+    return change_statement(
+        lambda: (request(object_name(name)),),
+        position=position,
+        command=f"ALTER {kind.upper()}",
+        names=(name,),
+        kind=kind,
+        skipped=(UnknownObject,) if if_exists else (),
+        **fields,
+    )
 
 
 # -- DROP, COMMENT ON ----------------------------------------------------------------------------
@@ -735,14 +615,24 @@ def read_drop(reader: StatementReader) -> SqlStatement:
     kind = read_kind(reader)
     if_exists = reader.take("IF", "EXISTS")
     names = reader.object_names(f"the name of a {kind}")
-    word = reader.take_any("CASCADE", "RESTRICT")
+    cascade = reader.take_any("CASCADE", "RESTRICT") == "CASCADE"
     reader.need_end("',', CASCADE, RESTRICT or the end of the statement")
-    return DropObjectsStatement(
+
+    def request(name: str) -> api.CatalogStatement:
+        match kind:
+            case "source":
+                return api.DropSource(0, name, cascade)
+            case "sink":
+                return api.DropSink(0, name)
+        return api.DropObject(0, name, cascade)
+
+    return change_statement(
+        lambda: tuple(request(object_name(name)) for name in names),
         position=position,
-        kind=kind,
+        command=f"DROP {kind.upper()}",
         names=names,
-        if_exists=if_exists,
-        cascade=word == "CASCADE",
+        kind=kind,
+        skipped=(UnknownObject,) if if_exists else (),
     )
 
 
@@ -750,23 +640,30 @@ def read_comment_on(reader: StatementReader) -> SqlStatement:
     """Take a COMMENT ON."""
     position = reader.position
     reader.need("COMMENT", "ON")
-    kind: ObjectKind | Literal["column", "schema"]
-    if reader.take("COLUMN"):
-        kind = "column"
-    elif reader.take_any("SCHEMA", "DATABASE"):
-        kind = "schema"
-    elif any(reader.follows(*words) for words in KINDS):
+    for word in ("SCHEMA", "DATABASE"):
+        reader.refuse(word, problem="the one schema, public, has no comment")
+    kind = "column" if reader.take("COLUMN") else ""
+    if not kind:
+        if not any(reader.follows(*words) for words in KINDS):
+            raise reader.unexpected(list_words([*_KIND_WORDS, "COLUMN", "SCHEMA"]))
         kind = read_kind(reader)
-    else:
-        raise reader.unexpected(list_words([*_KIND_WORDS, "COLUMN", "SCHEMA"]))
     at = reader.position
     name = reader.object_name(f"the name of a {kind}")
-    # A column alone would be one of any table.
-    if kind == "column" and len(name) < 2:
-        raise reader.error(
-            "a column is named with its object", hint="write object.column", position=at
-        )
+    column = ""
+    if kind == "column":
+        # A column alone would be one of any table.
+        if len(name) < 2:
+            raise reader.error(
+                "a column is named with its object", hint="write object.column", position=at
+            )
+        *parts, column = name
+        name = tuple(parts)
     reader.need("IS")
-    comment = None if reader.take("NULL") else _comment(reader)
+    comment = "" if reader.take("NULL") else grammar_columns.read_comment(reader)
     reader.need_end()
-    return CommentOnStatement(position=position, kind=kind, name=name, comment=comment)
+    return change_statement(
+        lambda: (api.AlterObject(0, object_name(name), comment=comment, column=column),),
+        position=position,
+        command="COMMENT",
+        names=(name,),
+    )

@@ -28,8 +28,10 @@ from actors.engine.sql.statements import (
     QueryStatement,
     TextSpan,
     UpdateStatement,
+    WrittenRows,
 )
 from actors.engine.sql.tokens import SqlDialect
+from actors.runtime.errors import SqlSyntaxError
 
 _MERGE_HINT: Final = "use MERGE INTO"
 
@@ -53,9 +55,7 @@ def _returning(reader: StatementReader) -> tuple[TextSpan, ...]:
     if not reader.take("RETURNING"):
         return ()
     first = reader.place
-    found = [reader.extent("a column or an expression", ",", *_NO_CLAUSES)]
-    while reader.take(","):
-        found.append(reader.extent("a column or an expression", ",", *_NO_CLAUSES))
+    found = reader.sequence(lambda: reader.extent("a column or an expression", ",", *_NO_CLAUSES))
     # A query would see other rows than those of the statement's own time.
     refuse_queries(
         reader,
@@ -63,7 +63,7 @@ def _returning(reader: StatementReader) -> tuple[TextSpan, ...]:
         problem="RETURNING has no queries here",
         hint="read with a SELECT in the same transaction",
     )
-    return tuple(found)
+    return found
 
 
 # -- INSERT --------------------------------------------------------------------------------------
@@ -212,8 +212,8 @@ def _where(reader: StatementReader) -> tuple[TextSpan | None, tuple[TextSpan, ..
 
 def _assignments(reader: StatementReader, *stops: str) -> tuple[ColumnAssignment, ...]:
     """Take ``column = value, …`` up to one of `stops`."""
-    found = []
-    while True:
+
+    def assignment() -> ColumnAssignment:
         reader.refuse(
             "(", problem="columns are not set as a row", hint="write column = value for each"
         )
@@ -221,9 +221,9 @@ def _assignments(reader: StatementReader, *stops: str) -> tuple[ColumnAssignment
         while reader.take("."):
             parts.append(reader.name("a name behind the dot"))
         reader.need("=")
-        found.append(ColumnAssignment(tuple(parts), reader.extent("a value", ",", *stops)))
-        if not reader.take(","):
-            return tuple(found)
+        return ColumnAssignment(tuple(parts), reader.extent("a value", ",", *stops))
+
+    return reader.sequence(assignment)
 
 
 def read_delete(reader: StatementReader) -> DeleteStatement:
@@ -268,9 +268,12 @@ def read_merge(reader: StatementReader) -> MergeStatement:
     table = reader.object_name("a table's name")
     alias = reader.alias()
     reader.need("USING")
-    source_name, source_query = None, None
+    source_name = source_query = source_rows = None
     if reader.follows("("):
-        source_query = read_query(reader.bracketed())
+        inner = reader.bracketed()
+        source_query = read_query(inner)
+        if source_query.as_of is None and not source_query.pins:
+            source_rows = _written_rows(StatementReader.of(source_query.query))
     else:
         source_name = reader.object_name("a table, a view, or a query in brackets")
     source_alias = reader.alias()
@@ -291,8 +294,24 @@ def read_merge(reader: StatementReader) -> MergeStatement:
         alias=alias,
         source_name=source_name,
         source_query=source_query,
+        source_rows=source_rows,
         source_alias=source_alias,
     )
+
+
+def _written_rows(reader: StatementReader) -> WrittenRows | None:
+    """Take ``SELECT * FROM (VALUES (…), (…)) AS v(a, b)``; None for another query."""
+    if not reader.take("SELECT", "*", "FROM") or not reader.follows("(", "VALUES", "("):
+        return None
+    inside = reader.bracketed()
+    try:
+        rows = _rows(inside)
+        named = reader.alias() is not None and reader.follows("(")
+        names = reader.column_names() if named else ()
+    except SqlSyntaxError:
+        return None  # Spark says what is wrong with it
+    is_whole = rows is not None and inside.ends() and reader.ends()
+    return WrittenRows(names, rows) if rows and names and is_whole else None
 
 
 def _merge_clause(reader: StatementReader) -> MergeClause:
@@ -418,10 +437,7 @@ class _CopyOptionsTaken:
 
     def read_list(self, reader: StatementReader) -> None:
         """Take the options of ``WITH (…)``."""
-        while True:
-            self._one(reader)
-            if not reader.take(","):
-                break
+        reader.sequence(lambda: self._one(reader))
         reader.need_end("',' or ')'")
 
     def _one(self, reader: StatementReader) -> None:

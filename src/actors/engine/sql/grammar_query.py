@@ -16,7 +16,7 @@ from actors.engine.sql.statements import (
     SubscribeStatement,
     TextSpan,
 )
-from actors.engine.sql.tokens import SqlDialect, SqlToken, name_value
+from actors.engine.sql.tokens import SqlDialect, SqlToken
 
 QUERY_WORDS: Final = ("SELECT", "WITH", "VALUES", "FROM", "TABLE", "(")
 """Words and signs that a query begins with."""
@@ -176,9 +176,8 @@ def _pin(reader: StatementReader, place: int) -> QueryPin | None:
 
 
 def _part(token: SqlToken, dialect: SqlDialect) -> str:
-    if token.kind == "name":
-        return name_value(token.text)
-    return token.text.lower() if dialect is SqlDialect.POSTGRES else token.text
+    unquoted = token.kind == "word" and dialect is SqlDialect.POSTGRES
+    return token.text.lower() if unquoted else token.name
 
 
 def _expression_end(reader: StatementReader, place: int, calls: frozenset[str] | None) -> int:

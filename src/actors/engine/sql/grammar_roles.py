@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal, NamedTuple, TypeAlias
 
+from actors.engine.sql.object_names import SCHEMAS, object_name
 from actors.engine.sql.reader import StatementReader, list_words
 from actors.engine.sql.statements import (
-    AccessRight,
-    AlterRoleStatement,
-    CreateRoleStatement,
+    ChangeStatement,
     CreateTokenStatement,
-    DropRolesStatement,
-    DropTokensStatement,
-    GrantScope,
-    GrantStatement,
     QualifiedName,
-    RevokeStatement,
-    RoleOptions,
     SecretSpan,
     ShowGrantsStatement,
     ShowRolesStatement,
+    change_statement,
 )
-from actors.runtime.errors import nearest_hint
+from actors.model.protocol.role_messages import AlterRole, ChangeRights, CreateRole, DropRoles
+from actors.runtime.errors import InvalidUsage, ObjectExists, nearest_hint
 
+AccessRight: TypeAlias = Literal["read", "write", "create", "admin", "connect", "execute code"]
+RightScope: TypeAlias = Literal["service", "objects", "tables"]
 _RIGHTS: Final[Mapping[str, tuple[AccessRight, ...]]] = {
     "READ": ("read",),
     "WRITE": ("write",),
@@ -46,20 +43,24 @@ _ROLE_OPTIONS: Final = ("LOGIN", "NOLOGIN", "PASSWORD")
 
 
 def read_create_role(
-    reader: StatementReader, position: int, if_not_exists: bool, *, login: bool | None = None
-) -> CreateRoleStatement:
+    reader: StatementReader, position: int, if_not_exists: bool, *, login: bool = False
+) -> ChangeStatement:
     """Take what follows CREATE ROLE; `login`: the default."""
     name = reader.name("a role's name")
     reader.take("WITH")
-    return CreateRoleStatement(
+    options = _role_options(reader)
+    may_log_in = login if options.login is None else options.login
+    return change_statement(
+        lambda: (CreateRole(0, name, may_log_in),),
         position=position,
-        name=name,
-        options=_role_options(reader, login),
-        if_not_exists=if_not_exists,
+        command="CREATE ROLE",
+        names=((name,),),
+        skipped=(ObjectExists,) if if_not_exists else (),
+        password=options.password,
     )
 
 
-def read_alter_role(reader: StatementReader, position: int) -> AlterRoleStatement:
+def read_alter_role(reader: StatementReader, position: int) -> ChangeStatement:
     """Take what follows ALTER ROLE."""
     name = reader.name("a role's name")
     reader.take("WITH")
@@ -71,47 +72,66 @@ def read_alter_role(reader: StatementReader, position: int) -> AlterRoleStatemen
         )
     if reader.ends():
         raise reader.unexpected(list_words(_ROLE_OPTIONS))
-    return AlterRoleStatement(position=position, name=name, options=_role_options(reader, None))
+    options = _role_options(reader)
+    return change_statement(
+        lambda: (AlterRole(0, name, options.login, options.verifier),),
+        position=position,
+        command="ALTER ROLE",
+        names=((name,),),
+        password=options.password,
+    )
 
 
-def _role_options(reader: StatementReader, login: bool | None) -> RoleOptions:
+class _RoleOptions(NamedTuple):
+    """Options of a role; None where none was given."""
+
+    login: bool | None
+    verifier: str | None
+    """Empty for PASSWORD NULL."""
+    password: SecretSpan | None
+
+
+def _role_options(reader: StatementReader) -> _RoleOptions:
     """Take a role's options to the end."""
     found: set[str] = set()
-    password, no_password = None, False
+    login, verifier, password = None, None, None
     while not reader.ends():
         at = reader.position
         # PostgreSQL's older word: a password is never stored as it is.
         reader.take("ENCRYPTED")
         hint = nearest_hint(reader.peek().word, _ROLE_OPTIONS).removeprefix("; ")
-        option = reader.need_any(*_ROLE_OPTIONS, hint=hint).removeprefix("NO")
+        word = reader.need_any(*_ROLE_OPTIONS, hint=hint)
+        option = word.removeprefix("NO")
         if option in found:
             raise reader.error(f"{option} is given twice", position=at)
         found.add(option)
         if option == "LOGIN":
-            login = reader.tokens[reader.place - 1].word == "LOGIN"
+            login = word == option
         elif reader.take("NULL"):
-            no_password = True
+            verifier = ""
         else:
             # Its place is kept, so that what logs the statement can blank it.
             token = reader.peek()
             value = reader.string("a password in single quotes, or NULL")
             password = SecretSpan(token.start, token.end, value)
-    return RoleOptions(login=login, password=password, no_password=no_password)
+    return _RoleOptions(login, verifier, password)
 
 
-def read_drop_roles(reader: StatementReader, position: int) -> DropRolesStatement:
+def read_drop_roles(reader: StatementReader, position: int) -> ChangeStatement:
     """Take what follows DROP ROLE."""
     if_exists = reader.take("IF", "EXISTS")
     names = _role_names(reader)
     reader.need_end("',' or the end of the statement")
-    return DropRolesStatement(position=position, names=names, if_exists=if_exists)
+    return change_statement(
+        lambda: (DropRoles(0, names, if_exists),),
+        position=position,
+        command="DROP ROLE",
+        names=tuple((name,) for name in names),
+    )
 
 
 def _role_names(reader: StatementReader) -> tuple[str, ...]:
-    names = [reader.name("a role's name")]
-    while reader.take(","):
-        names.append(reader.name("a role's name"))
-    return tuple(names)
+    return reader.sequence(lambda: reader.name("a role's name"))
 
 
 def read_create_token(
@@ -123,9 +143,15 @@ def read_create_token(
     return CreateTokenStatement(position=position, role=_role_of_tokens(reader))
 
 
-def read_drop_tokens(reader: StatementReader, position: int) -> DropTokensStatement:
+def read_drop_tokens(reader: StatementReader, position: int) -> ChangeStatement:
     """Take what follows DROP TOKENS."""
-    return DropTokensStatement(position=position, role=_role_of_tokens(reader))
+    role = _role_of_tokens(reader)
+    return change_statement(
+        lambda: (AlterRole(0, role, drop_tokens=True),),
+        position=position,
+        command="DROP TOKENS",
+        names=((role,),),
+    )
 
 
 def _role_of_tokens(reader: StatementReader) -> str:
@@ -153,32 +179,45 @@ def read_show_grants(reader: StatementReader, position: int) -> ShowGrantsStatem
     return ShowGrantsStatement(position=position, object=on, role=role)
 
 
-def read_grant(reader: StatementReader) -> GrantStatement:
+def read_grant(reader: StatementReader) -> ChangeStatement:
     """Take a GRANT."""
-    position = reader.position
-    reader.need("GRANT")
-    rights = _rights(reader)
-    scope, names = _scope(reader, "TO", rights)
-    reader.need("TO")
-    roles = _role_names(reader)
-    reader.refuse(
-        "WITH", problem="WITH GRANT OPTION is not known", hint="who has ADMIN may grant rights"
-    )
-    reader.need_end("',' or the end of the statement")
-    return GrantStatement(position=position, rights=rights, scope=scope, roles=roles, names=names)
+    return _read_rights(reader, "GRANT", "TO")
 
 
-def read_revoke(reader: StatementReader) -> RevokeStatement:
+def read_revoke(reader: StatementReader) -> ChangeStatement:
     """Take a REVOKE."""
+    return _read_rights(reader, "REVOKE", "FROM")
+
+
+def _read_rights(reader: StatementReader, verb: str, stop: str) -> ChangeStatement:
+    """Take a GRANT or a REVOKE; `stop`: the word before the roles."""
     position = reader.position
-    reader.need("REVOKE")
+    reader.need(verb)
     rights = _rights(reader)
-    scope, names = _scope(reader, "FROM", rights)
-    reader.need("FROM")
+    scope, names, schemas = _scope(reader, stop, rights)
+    reader.need(stop)
     roles = _role_names(reader)
-    reader.take_any("CASCADE", "RESTRICT")
+    if verb == "REVOKE":
+        reader.take_any("CASCADE", "RESTRICT")
+    else:
+        reader.refuse(
+            "WITH", problem="WITH GRANT OPTION is not known", hint="who has ADMIN may grant rights"
+        )
     reader.need_end("',' or the end of the statement")
-    return RevokeStatement(position=position, rights=rights, scope=scope, roles=roles, names=names)
+
+    def request() -> ChangeRights:
+        for schema in schemas:
+            if schema[-1].lower() not in SCHEMAS:
+                raise InvalidUsage(f"schema {'.'.join(schema)} does not exist: there is public")
+        objects = tuple(map(object_name, names))
+        return ChangeRights(0, roles, rights, scope, objects, revoke=verb == "REVOKE")
+
+    return change_statement(
+        lambda: (request(),),
+        position=position,
+        command=verb,
+        names=(*names, *schemas, *((role,) for role in roles)),
+    )
 
 
 def _rights(reader: StatementReader) -> tuple[AccessRight, ...]:
@@ -197,11 +236,12 @@ def _rights(reader: StatementReader) -> tuple[AccessRight, ...]:
 
 def _scope(
     reader: StatementReader, stop: str, rights: tuple[AccessRight, ...]
-) -> tuple[GrantScope, tuple[QualifiedName, ...]]:
-    """Take ``ON objects``, if these rights are on objects; `stop`: the word that follows."""
+) -> tuple[RightScope, tuple[QualifiedName, ...], tuple[QualifiedName, ...]]:
+    """Take ``ON objects``, if these rights are on objects; `stop`: the word that follows. Return
+    the scope, and the names of objects and of schemas."""
     # Rights that are not of one object, such as to create some.
     if reader.follows(stop):
-        return "service", ()
+        return "service", (), ()
     if not reader.take("ON"):
         raise reader.unexpected(f"',', ON or {stop}")
     for right in _WHOLE_SERVICE:
@@ -212,10 +252,11 @@ def _scope(
             )
     if reader.take("ALL", "TABLES"):
         in_schema = reader.take("IN", "SCHEMA")
-        return "all tables", reader.object_names("a schema's name") if in_schema else ()
+        return "tables", (), reader.object_names("a schema's name") if in_schema else ()
+    # All objects are in the one schema, so that a right on it is one on the service.
     if reader.take_any("SCHEMA", "DATABASE"):
-        return "schema", reader.object_names("a schema's name")
+        return "service", (), reader.object_names("a schema's name")
     # One name space for all kinds: the word says nothing that the name does not.
     if not reader.take("MATERIALIZED", "VIEW"):
         reader.take_any(*_OBJECT_WORDS)
-    return "objects", reader.object_names("an object's name")
+    return "objects", reader.object_names("an object's name"), ()

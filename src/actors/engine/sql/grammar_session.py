@@ -214,11 +214,9 @@ def _values(reader: StatementReader) -> tuple[str, ...]:
     # Only a time zone is an interval: its text is for Spark.
     if reader.follows("INTERVAL"):
         return (reader.rest("a value").text,)
-    found = [_value(reader)]
-    while reader.take(","):
-        found.append(_value(reader))
+    found = reader.sequence(lambda: _value(reader))
     reader.need_end("',' or the end of the statement")
-    return tuple(found)
+    return found
 
 
 def _value(reader: StatementReader) -> str:
@@ -458,19 +456,15 @@ def read_prepare(reader: StatementReader) -> SqlStatement:
     position = reader.position
     reader.need("PREPARE")
     name = reader.name("a name", refused=NO_NAMES)
-    types: list[str] = []
+    types: tuple[str, ...] = ()
     if reader.follows("("):
         inner = reader.bracketed()
-        types.append(_argument_type(inner))
-        while inner.take(","):
-            types.append(_argument_type(inner))
+        types = inner.sequence(lambda: _argument_type(inner))
         inner.need_end("',' or ')'")
     reader.need("AS")
     # It is read when it is executed, with its parameters.
     statement = reader.rest("a statement")
-    return PrepareTextStatement(
-        position=position, name=name, statement=statement, types=tuple(types)
-    )
+    return PrepareTextStatement(position=position, name=name, statement=statement, types=types)
 
 
 def read_execute(reader: StatementReader) -> SqlStatement:

@@ -7,62 +7,28 @@ matched once, when the text is split, so nothing here recurses. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
 
 from actors.engine.sql.statements import QualifiedName, TextSpan
 from actors.engine.sql.tokens import (
+    BRACKETS,
+    LexedText,
     SqlDialect,
     SqlToken,
     describe_token,
-    lex_sql,
     name_value,
     syntax_error,
     text_value,
 )
 from actors.runtime.errors import SqlSyntaxError
 
-_CLOSERS: Final[Mapping[str, str]] = {"(": ")", "[": "]", "{": "}"}
-_OPENERS: Final = frozenset(_CLOSERS)
-_BRACKETS: Final = _OPENERS | frozenset(_CLOSERS.values())
+T = TypeVar("T")
 _NO_NAME_WORDS: Final = (
     "AND AS BY CASE CREATE FROM IN INTO IS NOT NULL ON OR SELECT SET THEN TO USING WHEN WHERE WITH"
 )
 NO_NAMES: Final = frozenset(_NO_NAME_WORDS.split())
 """Words that are no unquoted name of an object or alias: there a forgotten name is more likely."""
-
-
-class LexedText(NamedTuple):
-    """A text with its tokens; `partners` has the place of each opening bracket's closing one."""
-
-    text: str
-    dialect: SqlDialect
-    tokens: Sequence[SqlToken]
-    partners: Mapping[int, int]
-
-
-def lex_text(text: str, dialect: SqlDialect) -> LexedText:
-    """Return the tokens of a text with matched brackets. Raises `SqlSyntaxError`."""
-    tokens = lex_sql(text, dialect)
-    partners: dict[int, int] = {}
-    opened: list[int] = []
-    for place, token in enumerate(tokens):
-        if token.text not in _BRACKETS:
-            continue
-        if token.text in _OPENERS:
-            opened.append(place)
-        elif opened and _CLOSERS[tokens[opened[-1]].text] == token.text:
-            partners[opened.pop()] = place
-        elif opened:
-            wanted = _CLOSERS[tokens[opened[-1]].text]
-            raise syntax_error(text, token.start, f"expected '{wanted}', found '{token.text}'")
-        else:
-            raise syntax_error(text, token.start, f"'{token.text}' closes no bracket")
-    # The innermost one: those around it may lack their end for that reason alone.
-    if opened:
-        first = tokens[opened[-1]]
-        raise syntax_error(text, first.start, f"'{first.text}' is not closed")
-    return LexedText(text, dialect, tokens, partners)
 
 
 def list_words(words: Iterable[str]) -> str:
@@ -77,6 +43,11 @@ def list_words(words: Iterable[str]) -> str:
 
 class StatementReader:
     """Reads the tokens `[first, last)` of a text, from the first on."""
+
+    @classmethod
+    def of(cls, span: TextSpan) -> StatementReader:
+        """Return a reader of a part of a statement."""
+        return cls(span.lexed, span.first, span.last)
 
     def __init__(self, lexed: LexedText, first: int = 0, last: int | None = None) -> None:
         """Begin at the token `first`; `last` None: to the last one."""
@@ -97,9 +68,9 @@ class StatementReader:
 
     def _end(self) -> SqlToken:
         # Of a part in brackets: where its closing bracket stands.
-        if self.last < len(self.tokens):
+        if self.last < len(self.tokens) and self.tokens[self.last].text != ";":
             return SqlToken("end", "", self.tokens[self.last].start)
-        return SqlToken("end", "", self.tokens[-1].end if self.tokens else 0)
+        return SqlToken("end", "", self.tokens[self.last - 1].end if self.last else 0)
 
     @property
     def position(self) -> int:
@@ -173,7 +144,7 @@ class StatementReader:
         if not self.ends():
             return describe_token(self.peek())
         # Behind a part in brackets comes the closing one, which the user sees.
-        if self.last < len(self.tokens) and self.tokens[self.last].text in _BRACKETS:
+        if self.last < len(self.tokens) and self.tokens[self.last].text in BRACKETS:
             return describe_token(self.tokens[self.last])
         return "the end of the statement"
 
@@ -220,10 +191,14 @@ class StatementReader:
 
     def object_names(self, expected: str = "a name") -> tuple[QualifiedName, ...]:
         """Take names of one or several parts, with commas between them."""
-        names = [self.object_name(expected)]
+        return self.sequence(lambda: self.object_name(expected))
+
+    def sequence(self, read: Callable[[], T]) -> tuple[T, ...]:
+        """Take what `read` takes, as often as a comma follows it."""
+        found = [read()]
         while self.take(","):
-            names.append(self.object_name(expected))
-        return tuple(names)
+            found.append(read())
+        return tuple(found)
 
     def alias(self, *stops: str) -> str | None:
         """Take an alias, with or without AS, unless the next word is one of `stops`."""
@@ -267,9 +242,7 @@ class StatementReader:
 
     def span(self, first: int, last: int) -> TextSpan:
         """Return the text of the tokens `[first, last)`, with what stands between them."""
-        start = self.tokens[first].start
-        end = self.tokens[last - 1].end
-        return TextSpan(start, end, self.text[start:end])
+        return TextSpan(self._lexed, first, last)
 
     def extent(self, expected: str, *stops: str) -> TextSpan:
         """Take the tokens before the first of `stops` (words in upper case, or signs) that stands
@@ -321,19 +294,14 @@ class StatementReader:
 
     def expressions(self, expected: str) -> tuple[TextSpan, ...]:
         """Take everything that is left as expressions, with commas between them."""
-        found = [self.extent(expected, ",")]
-        while self.take(","):
-            found.append(self.extent(expected, ","))
-        return tuple(found)
+        return self.sequence(lambda: self.extent(expected, ","))
 
     def column_names(self) -> tuple[str, ...]:
         """Take column names in round brackets."""
         inner = self.bracketed("'(' and column names")
-        names = [inner.name("a column")]
-        while inner.take(","):
-            names.append(inner.name("a column"))
+        names = inner.sequence(lambda: inner.name("a column"))
         inner.need_end("',' or ')'")
-        return tuple(names)
+        return names
 
 
 _DIGITS_MAX: Final = 1000

@@ -10,8 +10,15 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from actors.engine.sql.reader import LexedText, StatementReader
-from actors.engine.sql.tokens import SqlDialect, name_value, quote_name, syntax_error, text_value
+from actors.engine.sql.reader import StatementReader
+from actors.engine.sql.tokens import (
+    LexedText,
+    SqlDialect,
+    name_value,
+    quote_name,
+    syntax_error,
+    text_value,
+)
 from actors.engine.sql.type_names import read_written_type
 from actors.runtime.errors import NO_STEP, SqlSyntaxError
 
@@ -51,7 +58,9 @@ class SeriesFinder:
             if token.word not in (_SERIES, _UNNEST) or self._tokens[place + 1].text != "(":
                 continue
             closed = self._lexed.partners[place + 1]
-            commas = [at for at in self._outer(place + 2, closed) if self._tokens[at].text == ","]
+            commas = [
+                at for at in self._lexed.outer(place + 2, closed) if self._tokens[at].text == ","
+            ]
             if token.word == _UNNEST:
                 self._note_arrays(place, commas, closed)
             else:
@@ -99,14 +108,6 @@ class SeriesFinder:
             self.replaced[commas[1]] = (commas[1] + 1, f"{shut}, 'c', {opened}")
         self.replaced[end] = (closed + 1, f"{shut})), p -> {series})))")
 
-    def _outer(self, first: int, last: int) -> list[int]:
-        """Return the places of the tokens that stand in no brackets."""
-        found, at = [], first
-        while at < last:
-            found.append(at)
-            at = self._lexed.partners.get(at, at) + 1
-        return found
-
     def _refused(
         self, place: int, problem: str, hint: str = "write explode(sequence(…))"
     ) -> SqlSyntaxError:
@@ -117,9 +118,9 @@ class SeriesFinder:
     def _clock(self, first: int, last: int) -> str:
         """Return the type of an operand that says that it is a time; "" for every other one."""
         typed = self._tokens[first].word in ("DATE", "TIMESTAMP", "TIMESTAMPTZ")
-        signs = [at for at in self._outer(first, last) if self._tokens[at].text == "::"]
+        signs = [at for at in self._lexed.outer(first, last) if self._tokens[at].text == "::"]
         # Of a sum only its last operand would be cast.
-        if signs and len(self._outer(first, signs[-1])) > 1:
+        if signs and len(list(self._lexed.outer(first, signs[-1]))) > 1:
             return ""
         reader = StatementReader(self._lexed, first if typed else (signs[-1:] or [last])[0] + 1)
         if not (typed or signs):

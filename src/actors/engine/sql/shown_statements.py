@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.statements import (
     SECRET_SHOWN,
-    CreateSinkStatement,
-    CreateSourceStatement,
+    ChangeStatement,
     SecretSpan,
     SqlStatement,
+    parts_in,
 )
 from actors.engine.sql.tokens import SqlDialect, lex_sql
 from actors.runtime.errors import SqlSyntaxError
@@ -51,8 +48,9 @@ def blanked(text: str, dialect: SqlDialect, statement: SqlStatement | None = Non
         tokens = lex_sql(text, dialect)
     except SqlSyntaxError:
         return ""
-    options = isinstance(statement, CreateSourceStatement | CreateSinkStatement)
-    hidden = {(each.start, each.end) for each in _secrets_in(statement)}
+    command = statement.command if isinstance(statement, ChangeStatement) else ""
+    options = command in ("CREATE SOURCE", "CREATE SINK")
+    hidden = {(each.start, each.end) for each in parts_in(statement, SecretSpan)}
     before = ""
     for token in tokens:
         # A text within a statement, as of PREPARE, is not parsed: its words tell.
@@ -63,15 +61,3 @@ def blanked(text: str, dialect: SqlDialect, statement: SqlStatement | None = Non
     for start, end in sorted(hidden, reverse=True):
         text = text[:start] + SECRET_SHOWN + text[end:]
     return text
-
-
-def _secrets_in(value: Any) -> Iterator[SecretSpan]:
-    match value:
-        case SecretSpan():
-            yield value
-        case msgspec.Struct():
-            for name in value.__struct_fields__:
-                yield from _secrets_in(getattr(value, name))
-        case tuple():
-            for each in value:
-                yield from _secrets_in(each)

@@ -1,8 +1,9 @@
 """The statements of SQL as frozen structs: what a user wrote, before anything is looked up.
 
-Each has the `position` of its first word in the text. Queries and expressions are not read here:
-they are a `TextSpan`, in the dialect of the statement, that Spark reads later. A position that
-Spark reports in it counts from `TextSpan.start`.
+Each has the `position` of its first word in the text. Queries and expressions are a `TextSpan`: the
+tokens that they consist of, with their place in the text. Whoever reads one takes its tokens, so
+that a text is lexed once; Spark takes its text. A position that Spark reports counts from
+`TextSpan.start`.
 
 A name is a tuple of its parts, as written; in PostgreSQL's dialect an unquoted part is in lower
 case. Pure.
@@ -10,45 +11,91 @@ case. Pure.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from actors.model.plan.schema import TableColumn, TableSchema
+from actors.engine.sql.tokens import LexedText, SqlDialect, SqlToken, lex_text, match_brackets
+from actors.model.protocol.api import CatalogStatement
+from actors.model.protocol.role_messages import RoleStatement
+from actors.runtime.errors import InvalidUsage, PenstockError
 
+T = TypeVar("T")
 QualifiedName: TypeAlias = tuple[str, ...]
 ObjectKind: TypeAlias = Literal["table", "view", "materialized view", "source", "sink", "index"]
 RefreshPolicy: TypeAlias = Literal["auto", "incremental", "incremental strict", "full"]
-AccessRight: TypeAlias = Literal["read", "write", "create", "admin", "connect", "execute code"]
 SECRET_SHOWN: Final = "***"
 """Text shown in place of a secret."""
 
 
 class TextSpan(msgspec.Struct, frozen=True, gc=False):
-    """A part of a statement: `text` stands at the offsets `[start, end)`.
+    """A part of a statement: the tokens `[first, last)` of its text. `written` False: the service
+    has made the text, which stands nowhere in a statement."""
 
-    A text that was put together stands nowhere as a whole: `pieces` has its parts that were
-    written, each with its offset in `text`.
-    """
+    lexed: LexedText
+    first: int
+    last: int
+    written: bool = True
 
-    start: int
-    end: int
-    text: str
-    pieces: tuple[tuple[int, TextSpan], ...] | None = None
+    @property
+    def start(self) -> int:
+        """Return the offset in the statement of the part's first token."""
+        return self.lexed.tokens[self.first].start if self.first < self.last else self.end
+
+    @property
+    def end(self) -> int:
+        """Return the offset behind the part's last token."""
+        return self.lexed.tokens[self.last - 1].end if self.last else 0
+
+    @property
+    def text(self) -> str:
+        """Return the part as it was written."""
+        return self.lexed.text[self.start : self.end]
+
+    @property
+    def tokens(self) -> Sequence[SqlToken]:
+        """Return the part's tokens; their offsets count in the statement."""
+        return self.lexed.tokens[self.first : self.last]
+
+    def alone(self) -> LexedText:
+        """Return the part as a text of its own, whose offsets count from the part's begin."""
+        return self.lexed.part(self.first, self.last)
+
+    def without(self, parts: Sequence[TextSpan]) -> TextSpan:
+        """Return the part with blanks for some parts of it: every later offset stays."""
+        text, last, tokens = self.lexed.text, self.last, list(self.lexed.tokens)
+        # From the end, so that the places before stay what they were.
+        for each in sorted(parts, key=lambda part: part.first, reverse=True):
+            text = text[: each.start] + " " * (each.end - each.start) + text[each.end :]
+            last -= each.last - each.first
+            del tokens[each.first : each.last]
+        lexed = LexedText(text, self.lexed.dialect, tokens, {})
+        return TextSpan(lexed, self.first, last, self.written).matched() if parts else self
+
+    def matched(self) -> TextSpan:
+        """Return the part with its brackets matched. Raises `SqlSyntaxError`."""
+        whole = self.lexed
+        partners = match_brackets(whole.text, whole.tokens, self.first, self.last)
+        lexed = LexedText(whole.text, whole.dialect, whole.tokens, partners)
+        return TextSpan(lexed, self.first, self.last, self.written)
+
+    def behind(self) -> TextSpan:
+        """Return the empty part that stands behind this one."""
+        return TextSpan(self.lexed, self.last, self.last, self.written)
 
     def place_of(self, offset: int) -> int | None:
-        """Return the offset in the statement of an offset in `text`; None: nobody wrote it.
+        """Return the offset in the statement of an offset in `text`; None: nobody wrote it."""
+        return self.start + offset if self.written else None
 
-        >>> made = TextSpan(0, 9, "(a + b, 1)", ((1, TextSpan(70, 75, "a + b")),))
-        >>> made.place_of(5), made.place_of(8)
-        (74, None)
-        """
-        if self.pieces is None:
-            return self.start + offset
-        for start, piece in self.pieces:
-            if start <= offset < start + len(piece.text):
-                return piece.place_of(offset - start)
-        return None
+
+def composed(dialect: SqlDialect, text: str) -> TextSpan:
+    """Return a text that nobody wrote. Raises `SqlSyntaxError`.
+
+    >>> composed(SqlDialect.SPARK, "SELECT  1").place_of(3)
+    """
+    lexed = lex_text(text, dialect)
+    return TextSpan(lexed, 0, len(lexed.tokens), written=False)
 
 
 class SecretSpan(msgspec.Struct, frozen=True):
@@ -69,197 +116,79 @@ class SqlStatement(msgspec.Struct, frozen=True, kw_only=True):
     position: int
 
 
-# -- tables, sources, views, indexes, sinks ------------------------------------------------------
+def parts_in(value: object, kind: type[T]) -> Iterator[T]:
+    """Yield the parts of this class that a statement, or a value in one, has."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from parts_in(each, kind)
+    elif isinstance(value, msgspec.Struct) and not isinstance(value, TextSpan):
+        for name in value.__struct_fields__:
+            yield from parts_in(getattr(value, name), kind)
 
 
-class ColumnDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """A column as defined. `type` is Spark's type text, whatever the dialect."""
-
-    position: int
-    name: str
-    type: str
-    not_null: bool = False
-    comment: str | None = None
-    default: TextSpan | None = None
+class ReadingStatement(SqlStatement, frozen=True, kw_only=True):
+    """A statement that changes nothing, so that a read-only transaction may carry it out. What
+    EXECUTE carries out is checked in its turn; VACUUM changes how things are stored, and not what
+    there is, as in PostgreSQL."""
 
 
-class CreateTableStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE TABLE name (columns)``."""
+class ShowingStatement(ReadingStatement, frozen=True, kw_only=True):
+    """A statement that shows what there is: rows, whose columns are known when it is carried
+    out."""
 
-    name: QualifiedName
-    columns: tuple[ColumnDefinition, ...]
-    key: tuple[str, ...] = ()
-    """Columns of the PRIMARY KEY, spelled as the columns are."""
-    if_not_exists: bool = False
-    comment: str | None = None
-    properties: dict[str, str] = {}
 
-    def schema(self) -> TableSchema:
-        """Return the columns as a schema; those of the PRIMARY KEY are NOT NULL."""
-        columns = (
-            TableColumn(each.name, each.type, not (each.not_null or each.name in self.key))
-            for each in self.columns
-        )
-        return TableSchema(tuple(columns), self.key)
+# -- changes of objects and roles ----------------------------------------------------------------
+
+
+class ChangeStatement(SqlStatement, frozen=True, kw_only=True):
+    """A statement that changes objects or roles: the requests that carry it out, and what only a
+    session can add to them."""
+
+    command: str
+    """Its first words, such as ``CREATE TABLE``."""
+    requests: tuple[CatalogStatement | RoleStatement, ...] = ()
+    """One; of a DROP one for each name. Their number is 0 until a client sends them."""
+    refused: str = ""
+    """Why the service cannot carry it out, if it is known by now; then it has no requests."""
+    names: tuple[QualifiedName, ...] = ()
+    """The objects or roles that it is about, as written."""
+    kind: ObjectKind | None = None
+    """Kind of the present objects that it is about; None: it has none, or only roles."""
+    skipped: tuple[type[PenstockError], ...] = ()
+    """Errors that IF EXISTS and IF NOT EXISTS make a notice."""
+    query: TextSpan | None = None
+    """Query of a view, for `CreateView.sql`."""
+    defaults: Mapping[str, TextSpan | None] = {}
+    """Expressions of DEFAULT by column, for `column_defaults`; None: it is dropped."""
+    only_new_columns: bool = False
+    """True if columns that are there already are not added (ADD COLUMN IF NOT EXISTS)."""
+    password: SecretSpan | None = None
+    """New password of a role, for `verifier`."""
+
+
+def change_statement(
+    requests: Callable[[], tuple[CatalogStatement | RoleStatement, ...]], **fields: Any
+) -> ChangeStatement:
+    """Return a statement with the requests that a function makes. A name or a property that the
+    service does not have is told when the statement is carried out: the text may be Spark's."""
+    try:
+        return ChangeStatement(requests=requests(), **fields)
+    except InvalidUsage as error:
+        return ChangeStatement(refused=str(error), **fields)
 
 
 class CreateTableAsStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE TABLE name AS query``."""
+    """``CREATE TABLE name AS query``. The columns of `created` are those of the query."""
 
-    name: QualifiedName
+    created: ChangeStatement
     query: QueryStatement
-    if_not_exists: bool = False
-    comment: str | None = None
-    properties: dict[str, str] = {}
 
-
-class SourceTableName(msgspec.Struct, frozen=True, kw_only=True):
-    """One table of a source: its name outside, and its name here (empty: none was given)."""
-
-    position: int
-    outside: QualifiedName
-    name: QualifiedName = ()
-
-
-class CreateSourceStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE SOURCE name USING kind``."""
-
-    name: QualifiedName
-    kind: str
-    options: dict[str, str] = {}
-    tables: tuple[SourceTableName, ...] | None = None
-    """Tables of FOR TABLES; None for FOR ALL TABLES, and if neither was written."""
-    if_not_exists: bool = False
-
-
-class CreateMaterializedViewStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE MATERIALIZED VIEW name AS query``."""
-
-    name: QualifiedName
-    query: TextSpan
-    or_replace: bool = False
-    if_not_exists: bool = False
-    policy: RefreshPolicy | None = None
-    comment: str | None = None
-    properties: dict[str, str] = {}
-
-
-class CreateViewStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE VIEW name AS query``: a view that is inlined where it is read."""
-
-    name: QualifiedName
-    query: TextSpan
-    or_replace: bool = False
-    if_not_exists: bool = False
-    comment: str | None = None
-    properties: dict[str, str] = {}
-
-
-class CreateIndexStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE INDEX name ON object (columns)``; `name` None if none was given."""
-
-    name: QualifiedName | None
-    object: QualifiedName
-    columns: tuple[str, ...]
-    if_not_exists: bool = False
-
-
-class CreateSinkStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE SINK name FROM object USING kind``."""
-
-    name: QualifiedName
-    object: QualifiedName
-    kind: str
-    options: dict[str, str] = {}
-    if_not_exists: bool = False
-
-
-# -- changes of objects --------------------------------------------------------------------------
-
-
-class SetPolicyAction(msgspec.Struct, frozen=True, tag=True):
-    """``SET REFRESH POLICY``."""
-
-    policy: RefreshPolicy
-
-
-class SetPropertiesAction(msgspec.Struct, frozen=True, tag=True):
-    """``SET TBLPROPERTIES``."""
-
-    properties: dict[str, str]
-
-
-class UnsetPropertiesAction(msgspec.Struct, frozen=True, tag=True):
-    """``UNSET TBLPROPERTIES``; with `if_exists` it is no error that one is not set."""
-
-    keys: tuple[str, ...]
-    if_exists: bool = False
-
-
-class RenameAction(msgspec.Struct, frozen=True, tag=True):
-    """``RENAME TO``."""
-
-    name: QualifiedName
-
-
-class AddColumnsAction(msgspec.Struct, frozen=True, tag=True):
-    """``ADD COLUMNS``; with `if_not_exists` it is no error that one is there."""
-
-    columns: tuple[ColumnDefinition, ...]
-    if_not_exists: bool = False
-
-
-class SetDefaultAction(msgspec.Struct, frozen=True, tag=True):
-    """``ALTER COLUMN column SET DEFAULT expression``; without one ``DROP DEFAULT``."""
-
-    column: str
-    default: TextSpan | None = None
-
-
-class AddTablesAction(msgspec.Struct, frozen=True, tag=True):
-    """``ADD TABLES`` of a source."""
-
-    tables: tuple[SourceTableName, ...]
-
-
-AlterAction: TypeAlias = (
-    SetPolicyAction
-    | SetPropertiesAction
-    | UnsetPropertiesAction
-    | RenameAction
-    | AddColumnsAction
-    | SetDefaultAction
-    | AddTablesAction
-)
-
-
-class AlterObjectStatement(SqlStatement, frozen=True, kw_only=True):
-    """``ALTER kind name action``."""
-
-    kind: ObjectKind
-    name: QualifiedName
-    action: AlterAction
-    if_exists: bool = False
-
-
-class DropObjectsStatement(SqlStatement, frozen=True, kw_only=True):
-    """``DROP kind names``. Without `cascade` an object with dependants stays."""
-
-    kind: ObjectKind
-    names: tuple[QualifiedName, ...]
-    if_exists: bool = False
-    cascade: bool = False
-
-
-class CommentOnStatement(SqlStatement, frozen=True, kw_only=True):
-    """``COMMENT ON kind name IS comment``; None removes it.
-
-    The name of a column is its object's name and the column.
-    """
-
-    kind: ObjectKind | Literal["column", "schema"]
-    name: QualifiedName
-    comment: str | None
+    @property
+    def names(self) -> tuple[QualifiedName, ...]:
+        """Return the table's name."""
+        return self.created.names
 
 
 # -- questions about objects ---------------------------------------------------------------------
@@ -269,7 +198,7 @@ ShownKind: TypeAlias = Literal[
 ]
 
 
-class ShowObjectsStatement(SqlStatement, frozen=True, kw_only=True):
+class ShowObjectsStatement(ShowingStatement, frozen=True, kw_only=True):
     """``SHOW TABLES`` and the like. `schema` empty: the current one."""
 
     kind: ShownKind
@@ -282,20 +211,20 @@ class ShowObjectsStatement(SqlStatement, frozen=True, kw_only=True):
     """True for ``SHOW TABLE EXTENDED``."""
 
 
-class ShowColumnsStatement(SqlStatement, frozen=True, kw_only=True):
+class ShowColumnsStatement(ShowingStatement, frozen=True, kw_only=True):
     """``SHOW COLUMNS FROM object``."""
 
     object: QualifiedName
 
 
-class ShowCreateStatement(SqlStatement, frozen=True, kw_only=True):
+class ShowCreateStatement(ShowingStatement, frozen=True, kw_only=True):
     """``SHOW CREATE kind name``."""
 
     kind: ObjectKind
     name: QualifiedName
 
 
-class ShowSettingStatement(SqlStatement, frozen=True, kw_only=True):
+class ShowSettingStatement(ShowingStatement, frozen=True, kw_only=True):
     """``SHOW setting``, and ``SET setting`` in Spark's dialect; ``all`` for all of them."""
 
     name: str
@@ -315,7 +244,7 @@ class QueryPin(msgspec.Struct, frozen=True, kw_only=True):
     clause: TextSpan
 
 
-class QueryStatement(SqlStatement, frozen=True, kw_only=True):
+class QueryStatement(ReadingStatement, frozen=True, kw_only=True):
     """A query. `query` is its text without a trailing ``AS OF`` of the whole query."""
 
     query: TextSpan
@@ -323,7 +252,7 @@ class QueryStatement(SqlStatement, frozen=True, kw_only=True):
     pins: tuple[QueryPin, ...] = ()
 
 
-class SubscribeStatement(SqlStatement, frozen=True, kw_only=True):
+class SubscribeStatement(ReadingStatement, frozen=True, kw_only=True):
     """``SUBSCRIBE``: of a query, or of an object by its name."""
 
     query: TextSpan | None = None
@@ -334,7 +263,7 @@ class SubscribeStatement(SqlStatement, frozen=True, kw_only=True):
     up_to: TextSpan | None = None
 
 
-class DescribeStatement(SqlStatement, frozen=True, kw_only=True):
+class DescribeStatement(ShowingStatement, frozen=True, kw_only=True):
     """``DESCRIBE``: of an object, or of a query."""
 
     name: QualifiedName | None = None
@@ -345,11 +274,11 @@ class DescribeStatement(SqlStatement, frozen=True, kw_only=True):
 ExplainMode: TypeAlias = Literal["plain", "incremental", "analyze"]
 
 
-class ExplainStatement(SqlStatement, frozen=True, kw_only=True):
+class ExplainStatement(ShowingStatement, frozen=True, kw_only=True):
     """``EXPLAIN``: of a query, or of a materialized view before it is created."""
 
     mode: ExplainMode
-    statement: QueryStatement | CreateMaterializedViewStatement
+    statement: QueryStatement | ChangeStatement
 
 
 # -- changes of rows -----------------------------------------------------------------------------
@@ -401,7 +330,7 @@ class RefreshViewStatement(SqlStatement, frozen=True, kw_only=True):
     name: QualifiedName
 
 
-class MaintainStatement(SqlStatement, frozen=True, kw_only=True):
+class MaintainStatement(ReadingStatement, frozen=True, kw_only=True):
     """``VACUUM`` or ``ANALYZE``, which the service does by itself."""
 
     verb: str
@@ -419,11 +348,17 @@ class DeleteStatement(SqlStatement, frozen=True, kw_only=True):
 
 
 MergeMatch: TypeAlias = Literal["matched", "not matched", "not matched by source"]
-MergeVerb: TypeAlias = Literal["update", "update all", "delete", "insert", "insert all", "nothing"]
+MergeVerb: TypeAlias = Literal[
+    "update", "update all", "delete", "insert", "insert all", "insert given", "nothing"
+]
 
 
 class MergeClause(msgspec.Struct, frozen=True, kw_only=True):
-    """``WHEN match AND condition THEN action``. `columns` empty for INSERT: all, in order."""
+    """``WHEN match AND condition THEN action``. `columns` empty for INSERT: all, in order.
+
+    ``insert given`` is ON CONFLICT's: `columns` have the values of the source's columns of the same
+    names, and the others their defaults.
+    """
 
     position: int
     match: MergeMatch
@@ -434,18 +369,29 @@ class MergeClause(msgspec.Struct, frozen=True, kw_only=True):
     values: tuple[TextSpan, ...] = ()
 
 
+class WrittenRows(msgspec.Struct, frozen=True):
+    """Rows of expressions with names for their columns: ``VALUES (…), (…) AS v(names)``."""
+
+    names: tuple[str, ...]
+    rows: tuple[tuple[TextSpan, ...], ...]
+
+
 class MergeStatement(SqlStatement, frozen=True, kw_only=True):
     """``MERGE INTO table USING source ON condition`` and its clauses.
 
-    The source is an object, or a query in brackets (its text without them).
+    The source is an object, or a query in brackets (its text without them). `source_rows`: the
+    rows of a query that is nothing but them. Of ON CONFLICT the source may be rows alone, or a
+    query whose columns are named `source_columns`; `on` None: the PRIMARY KEY's columns are equal.
     """
 
     table: QualifiedName
-    on: TextSpan
+    on: TextSpan | None
     clauses: tuple[MergeClause, ...]
     alias: str | None = None
     source_name: QualifiedName | None = None
     source_query: QueryStatement | None = None
+    source_columns: tuple[str, ...] = ()
+    source_rows: WrittenRows | None = None
     source_alias: str | None = None
 
 
@@ -486,40 +432,40 @@ class TransactionModes(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool | None = None
 
 
-class BeginStatement(SqlStatement, frozen=True, kw_only=True):
+class BeginStatement(ReadingStatement, frozen=True, kw_only=True):
     """``BEGIN``, ``START TRANSACTION``."""
 
     modes: TransactionModes = TransactionModes()
 
 
-class SetTransactionStatement(SqlStatement, frozen=True, kw_only=True):
+class SetTransactionStatement(ReadingStatement, frozen=True, kw_only=True):
     """``SET TRANSACTION``; for later transactions too if `session`."""
 
     modes: TransactionModes
     session: bool = False
 
 
-class CommitStatement(SqlStatement, frozen=True, kw_only=True):
+class CommitStatement(ReadingStatement, frozen=True, kw_only=True):
     """``COMMIT``, ``END``."""
 
 
-class RollbackStatement(SqlStatement, frozen=True, kw_only=True):
+class RollbackStatement(ReadingStatement, frozen=True, kw_only=True):
     """``ROLLBACK``, ``ABORT``."""
 
 
-class SavepointStatement(SqlStatement, frozen=True, kw_only=True):
+class SavepointStatement(ReadingStatement, frozen=True, kw_only=True):
     """``SAVEPOINT name``."""
 
     name: str
 
 
-class ReleaseSavepointStatement(SqlStatement, frozen=True, kw_only=True):
+class ReleaseSavepointStatement(ReadingStatement, frozen=True, kw_only=True):
     """``RELEASE SAVEPOINT name``."""
 
     name: str
 
 
-class RollbackToStatement(SqlStatement, frozen=True, kw_only=True):
+class RollbackToStatement(ReadingStatement, frozen=True, kw_only=True):
     """``ROLLBACK TO SAVEPOINT name``."""
 
     name: str
@@ -528,7 +474,7 @@ class RollbackToStatement(SqlStatement, frozen=True, kw_only=True):
 # -- the session ---------------------------------------------------------------------------------
 
 
-class SetVariableStatement(SqlStatement, frozen=True, kw_only=True):
+class SetVariableStatement(ReadingStatement, frozen=True, kw_only=True):
     """``SET name = values``; no values for DEFAULT. TIME ZONE is the setting ``timezone``."""
 
     name: str
@@ -536,19 +482,19 @@ class SetVariableStatement(SqlStatement, frozen=True, kw_only=True):
     local: bool = False
 
 
-class ResetVariableStatement(SqlStatement, frozen=True, kw_only=True):
+class ResetVariableStatement(ReadingStatement, frozen=True, kw_only=True):
     """``RESET name``; None for ALL."""
 
     name: str | None
 
 
-class UseSchemaStatement(SqlStatement, frozen=True, kw_only=True):
+class UseSchemaStatement(ReadingStatement, frozen=True, kw_only=True):
     """``USE schema``."""
 
     name: QualifiedName
 
 
-class DeclareCursorStatement(SqlStatement, frozen=True, kw_only=True):
+class DeclareCursorStatement(ReadingStatement, frozen=True, kw_only=True):
     """``DECLARE name CURSOR FOR source``."""
 
     name: str
@@ -557,7 +503,7 @@ class DeclareCursorStatement(SqlStatement, frozen=True, kw_only=True):
     binary: bool = False
 
 
-class FetchCursorStatement(SqlStatement, frozen=True, kw_only=True):
+class FetchCursorStatement(ReadingStatement, frozen=True, kw_only=True):
     """``FETCH count FROM name``, forward; None for ALL. `move`: rows are passed over (MOVE)."""
 
     name: str
@@ -565,13 +511,13 @@ class FetchCursorStatement(SqlStatement, frozen=True, kw_only=True):
     move: bool = False
 
 
-class CloseCursorStatement(SqlStatement, frozen=True, kw_only=True):
+class CloseCursorStatement(ReadingStatement, frozen=True, kw_only=True):
     """``CLOSE name``; None for ALL."""
 
     name: str | None
 
 
-class PrepareTextStatement(SqlStatement, frozen=True, kw_only=True):
+class PrepareTextStatement(ReadingStatement, frozen=True, kw_only=True):
     """``PREPARE name (types) AS statement``; `types` are Spark's."""
 
     name: str
@@ -579,24 +525,24 @@ class PrepareTextStatement(SqlStatement, frozen=True, kw_only=True):
     types: tuple[str, ...] = ()
 
 
-class ExecutePreparedStatement(SqlStatement, frozen=True, kw_only=True):
+class ExecutePreparedStatement(ReadingStatement, frozen=True, kw_only=True):
     """``EXECUTE name (arguments)``."""
 
     name: str
     arguments: tuple[TextSpan, ...] = ()
 
 
-class DeallocateStatement(SqlStatement, frozen=True, kw_only=True):
+class DeallocateStatement(ReadingStatement, frozen=True, kw_only=True):
     """``DEALLOCATE name``; None for ALL."""
 
     name: str | None
 
 
-class DiscardAllStatement(SqlStatement, frozen=True, kw_only=True):
+class DiscardAllStatement(ReadingStatement, frozen=True, kw_only=True):
     """``DISCARD ALL``."""
 
 
-class NoOperationStatement(SqlStatement, frozen=True, kw_only=True):
+class NoOperationStatement(ReadingStatement, frozen=True, kw_only=True):
     """A statement that is accepted and does nothing; `tag` is its name, such as ``LISTEN``."""
 
     tag: str
@@ -605,80 +551,18 @@ class NoOperationStatement(SqlStatement, frozen=True, kw_only=True):
 # -- roles ---------------------------------------------------------------------------------------
 
 
-class RoleOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a role; None where none was given."""
-
-    login: bool | None = None
-    password: SecretSpan | None = None
-    no_password: bool = False
-    """True for ``PASSWORD NULL``."""
-
-
-class CreateRoleStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE ROLE name``; CREATE USER is the same with LOGIN."""
-
-    name: str
-    options: RoleOptions = RoleOptions()
-    if_not_exists: bool = False
-
-
-class AlterRoleStatement(SqlStatement, frozen=True, kw_only=True):
-    """``ALTER ROLE name options``."""
-
-    name: str
-    options: RoleOptions
-
-
-class DropRolesStatement(SqlStatement, frozen=True, kw_only=True):
-    """``DROP ROLE names``."""
-
-    names: tuple[str, ...]
-    if_exists: bool = False
-
-
 class CreateTokenStatement(SqlStatement, frozen=True, kw_only=True):
     """``CREATE TOKEN FOR ROLE name``: a role's proof at Spark Connect's door."""
 
     role: str
 
 
-class DropTokensStatement(SqlStatement, frozen=True, kw_only=True):
-    """``DROP TOKENS FOR ROLE name``."""
-
-    role: str
-
-
-class ShowRolesStatement(SqlStatement, frozen=True, kw_only=True):
+class ShowRolesStatement(ShowingStatement, frozen=True, kw_only=True):
     """``SHOW ROLES``."""
 
 
-class ShowGrantsStatement(SqlStatement, frozen=True, kw_only=True):
+class ShowGrantsStatement(ShowingStatement, frozen=True, kw_only=True):
     """``SHOW GRANTS ON object FOR role``; both may be left out."""
 
     object: QualifiedName = ()
     role: str | None = None
-
-
-GrantScope: TypeAlias = Literal["objects", "schema", "all tables", "service"]
-
-
-class GrantStatement(SqlStatement, frozen=True, kw_only=True):
-    """``GRANT rights ON objects TO roles``. Without ON the scope is the whole service.
-
-    SELECT is ``read``; INSERT, UPDATE and DELETE are ``write``; ALL is both.
-    """
-
-    rights: tuple[AccessRight, ...]
-    scope: GrantScope
-    roles: tuple[str, ...]
-    names: tuple[QualifiedName, ...] = ()
-    """Objects, or schemas; of ``all tables`` the schemas, if any was named."""
-
-
-class RevokeStatement(SqlStatement, frozen=True, kw_only=True):
-    """``REVOKE rights ON objects FROM roles``; see `GrantStatement`."""
-
-    rights: tuple[AccessRight, ...]
-    scope: GrantScope
-    roles: tuple[str, ...]
-    names: tuple[QualifiedName, ...] = ()

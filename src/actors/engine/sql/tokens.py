@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -55,6 +55,11 @@ class SqlToken(msgspec.Struct, frozen=True, gc=False):
         """Return a word in upper case, or a sign; "" for a token of another kind, which is never
         a keyword."""
         return self.text.upper() if self.kind in ("word", "sign") else ""
+
+    @property
+    def name(self) -> str:
+        """Return the name that a word, or a quoted identifier, stands for."""
+        return name_value(self.text) if self.kind == "name" else self.text
 
 
 # Every repetition is possessive: a text of millions of characters is read once, whatever it is.
@@ -156,6 +161,77 @@ def _comment_end(text: str, start: int, dialect: SqlDialect) -> int:
         depth += 1 if mark[0] == "/*" else -1
         at = mark.end()
     return at
+
+
+# -- brackets --------------------------------------------------------------------------------------
+
+_CLOSERS: Final[Mapping[str, str]] = {"(": ")", "[": "]", "{": "}"}
+_OPENERS: Final = frozenset(_CLOSERS)
+BRACKETS: Final = _OPENERS | frozenset(_CLOSERS.values())
+
+
+class LexedText(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A text with its tokens; `partners` has the place of each opening bracket's closing one."""
+
+    text: str
+    dialect: SqlDialect
+    tokens: Sequence[SqlToken]
+    partners: Mapping[int, int]
+
+    def outer(self, first: int, last: int) -> Iterator[int]:
+        """Yield the places of the tokens `[first, last)` that stand in no brackets."""
+        while first < last:
+            yield first
+            first = self.partners.get(first, first) + 1
+
+    def part(self, first: int, last: int) -> LexedText:
+        """Return the tokens `[first, last)` as a text of their own, which is not lexed again."""
+        tokens = self.tokens[first:last]
+        start = tokens[0].start if tokens else 0
+        text = self.text[start : tokens[-1].end if tokens else 0]
+        if first == 0 and last == len(self.tokens) and len(text) == len(self.text):
+            return self
+        if start:
+            tokens = [SqlToken(each.kind, each.text, each.start - start) for each in tokens]
+        partners = {
+            opened - first: self.partners[opened] - first
+            for opened in range(first, last)
+            if opened in self.partners
+        }
+        return LexedText(text, self.dialect, tokens, partners)
+
+
+def lex_text(text: str, dialect: SqlDialect) -> LexedText:
+    """Return the tokens of a text with matched brackets. Raises `SqlSyntaxError`."""
+    tokens = lex_sql(text, dialect)
+    return LexedText(text, dialect, tokens, match_brackets(text, tokens, 0, len(tokens)))
+
+
+def match_brackets(
+    text: str, tokens: Sequence[SqlToken], first: int, last: int
+) -> Mapping[int, int]:
+    """Return the place of each opening bracket's closing one among the tokens `[first, last)`.
+    Raises `SqlSyntaxError`."""
+    partners: dict[int, int] = {}
+    opened: list[int] = []
+    for place in range(first, last):
+        token = tokens[place]
+        if token.text not in BRACKETS:
+            continue
+        if token.text in _OPENERS:
+            opened.append(place)
+        elif opened and _CLOSERS[tokens[opened[-1]].text] == token.text:
+            partners[opened.pop()] = place
+        elif opened:
+            wanted = _CLOSERS[tokens[opened[-1]].text]
+            raise syntax_error(text, token.start, f"expected '{wanted}', found '{token.text}'")
+        else:
+            raise syntax_error(text, token.start, f"'{token.text}' closes no bracket")
+    # The innermost one: those around it may lack their end for that reason alone.
+    if opened:
+        innermost = tokens[opened[-1]]
+        raise syntax_error(text, innermost.start, f"'{innermost.text}' is not closed")
+    return partners
 
 
 # -- positions and errors ------------------------------------------------------------------------

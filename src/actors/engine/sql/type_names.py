@@ -4,7 +4,7 @@ Both dialects know Spark's names, so that a table of arrays and maps can be made
 Where a name means different types, the statement's dialect decides: PostgreSQL's ``timestamp`` is
 ``timestamp_ntz``, its ``float`` is ``double``. Pure.
 
->>> from actors.engine.sql.reader import lex_text
+>>> from actors.engine.sql.tokens import lex_text
 >>> def read(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> str:
 ...     return read_type(StatementReader(lex_text(text, dialect)))
 >>> read("MAP<STRING, DECIMAL(12, 2)>"), read("STRUCT<A: INT, b ARRAY<LONG>>")
@@ -145,14 +145,8 @@ def _type_named(reader: StatementReader, word: str, depth: int) -> str:
 def _nested(reader: StatementReader, word: str, depth: int) -> str:
     if depth > DEPTH_MAX:
         raise reader.error(f"a type has more than {DEPTH_MAX} levels")
-    if word == "struct":
-        parts = [_field(reader, depth)]
-        while reader.take(","):
-            parts.append(_field(reader, depth))
-    else:
-        parts = [_type(reader, depth)]
-        while reader.take(","):
-            parts.append(_type(reader, depth))
+    read = _field if word == "struct" else _type
+    parts = reader.sequence(lambda: read(reader, depth))
     reader.need(">")
     return f"{word}<{','.join(parts)}>"
 

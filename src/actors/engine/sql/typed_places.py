@@ -5,6 +5,7 @@ statement are written once more, for whoever knows the types of columns (`PlaceF
 place has a name of its own there, which tells its offset in the statement. Pure.
 
 >>> from actors.engine.sql.grammar import parse_statement
+>>> from actors.engine.sql.tokens import SqlDialect
 >>> typed_queries(parse_statement(r"SELECT a FROM t WHERE b = 'a\\134'", SqlDialect.POSTGRES))
 ['SELECT a FROM t WHERE b = "penstock place 26"']
 """
@@ -16,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeAlias
 
 from actors.engine.sql import statements as sql
-from actors.engine.sql.reader import LexedText, StatementReader, lex_text
-from actors.engine.sql.tokens import SqlDialect
+from actors.engine.sql.reader import StatementReader
+from actors.engine.sql.tokens import LexedText
 from actors.engine.sql.type_names import read_written_type
 from actors.model.plan.schema import TableSchema, text_limit
 from actors.runtime.errors import InvalidUsage, SqlSyntaxError
@@ -70,7 +71,7 @@ class _Marker:
         self.wanted = False
 
     def __call__(self, span: sql.TextSpan) -> str:
-        lexed = lex_text(span.text, SqlDialect.POSTGRES)
+        lexed, text = span.alone(), span.text
         parts, at = [], 0
         for place, token in enumerate(lexed.tokens):
             end = token.end
@@ -88,9 +89,9 @@ class _Marker:
                 name = f'"{PLACE}{span.start + token.start}{CHAR if padded else ""}"'
             else:
                 continue
-            parts += [span.text[at : token.start], name]
+            parts += [text[at : token.start], name]
             at = end
-        return "".join([*parts, span.text[at:]])
+        return "".join([*parts, text[at:]])
 
 
 def _is_typed(lexed: LexedText, place: int) -> bool:
@@ -125,8 +126,7 @@ def _queries(statement: object, mark: _Mark) -> Iterator[str]:
         case (
             sql.QueryStatement(query=sql.TextSpan() as query)
             | sql.SubscribeStatement(query=sql.TextSpan() as query)
-            | sql.CreateMaterializedViewStatement(query=query)
-            | sql.CreateViewStatement(query=query)
+            | sql.ChangeStatement(query=sql.TextSpan() as query)
         ):
             yield mark(query)
         case (

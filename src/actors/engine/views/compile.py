@@ -14,7 +14,6 @@ from typing import Final, NoReturn, TypeAlias
 
 import msgspec
 
-from actors.engine.views import rule_opaque
 from actors.engine.views.delta import DerivedPlan, derive
 from actors.engine.views.eager_choice import NEVER_EAGER, ChooseEager, EagerChoice
 from actors.engine.views.explain import explain_tree
@@ -26,7 +25,7 @@ from actors.model.plan.delta import DeltaPlan
 from actors.model.plan.input_names import InputKind, InputName
 from actors.model.plan.jobs import QueryAnalyzed, QueryTranslation, VolatileCall
 from actors.model.plan.plan_splitting import PlanLimits, statement_sizes
-from actors.model.plan.relational import OpaqueNode, ViewPlan
+from actors.model.plan.relational import ViewPlan
 from actors.model.plan.schema import SYSTEM_COLUMNS, TableSchema, arrow_type
 from actors.runtime.errors import InvalidUsage, QueryRejected
 
@@ -108,7 +107,17 @@ async def compile_view(
         # A recomputed view would show the clock at the time of its job.
         if analyzed.volatility is not None:
             _refuse_clock(analyzed.volatility, str(why))
-        plan = rule_opaque.derive(OpaqueNode(sql, str(why)), inputs, schemas, output, conf)
+        # There are no strata: the dataflow has the view's own text computed whole at each time, and
+        # emits only what changed. That is exact, at the cost of the whole query.
+        plan = DeltaPlan(
+            inputs=inputs,
+            input_schemas=schemas,
+            output=output,
+            sql=sql,
+            mode="opaque",
+            reason=str(why),
+            conf=conf,
+        )
     return msgspec.structs.replace(plan, fingerprint=fingerprint(plan))
 
 

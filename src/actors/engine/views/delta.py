@@ -10,30 +10,22 @@ is read whole because no equality leads to it; the latter still runs as steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from actors.engine.views.common_subplans import CommonSubplans, SharedOperator
 from actors.engine.views.eager_choice import NEVER_EAGER, EagerChoice
-from actors.engine.views.lookups import Wanted
 from actors.engine.views.measures import not_additive
-from actors.engine.views.operators import (
-    DerivationContext,
-    Ids,
-    Origins,
-    UnsupportedConstruct,
-    ViewOperator,
-    select,
-)
-from actors.engine.views.rule_compared import compared_sides, drop_unread_columns
+from actors.engine.views.operators import DerivationContext, UnsupportedConstruct, ViewOperator
+from actors.engine.views.rule_compared import drop_unread_columns
+from actors.engine.views.rule_constants import ConstantsOperator
 from actors.engine.views.rule_distinct import aggregate_distinct_values
 from actors.engine.views.rule_eager import joined_rows, sum_below_join
 from actors.engine.views.rule_expansion import ExpansionOperator, GenerationOperator
 from actors.engine.views.rule_extreme import derive_extremes, is_extreme
 from actors.engine.views.rule_group import aggregate, distinct, join_groups
-from actors.engine.views.rule_join import JoinOperator
 from actors.engine.views.rule_kept import KeptOperator, unkeepable_reason
 from actors.engine.views.rule_linear import (
     FilterOperator,
@@ -42,6 +34,7 @@ from actors.engine.views.rule_linear import (
     UnionOperator,
 )
 from actors.engine.views.rule_outer import OuterOperator, SemiOperator
+from actors.engine.views.rule_packed import inner_join
 from actors.engine.views.rule_recompute import RecomputeOperator
 from actors.engine.views.rule_temporal import TemporalOperator
 from actors.engine.views.rule_top import TopOperator, first_ranks, limit
@@ -58,14 +51,10 @@ from actors.model.plan.delta import (
     AccumulateTotals,
     EagerSums,
     FilterRows,
-    GenerateRows,
     HiddenState,
-    NamedInput,
     Node,
     PlanStratum,
-    RecomputeGroups,
     SelectColumns,
-    SparkCall,
     TopCandidates,
     UnionRows,
     hidden_prefix,
@@ -94,148 +83,9 @@ from actors.model.plan.relational import (
     ViewPlan,
     WindowFunctions,
 )
-from actors.model.plan.relational_text import quote, words_of
+from actors.model.plan.relational_text import words_of
 from actors.model.plan.relational_walk import inputs_of
-from actors.model.plan.schema import TableSchema
-
-# -- Several inputs of one row each become one input of one row ------------------------------------
-# A query with scalar subqueries joins as many single rows, and a join of n inputs has n terms of n
-# inputs each. So the rows are united instead, each padded with NULLs, and kept as a state
-# (`rule_kept`); one grouping without keys takes each column from the row that has it.
-#
-#     {(a)} × {(b)}   =   max(a), max(b) over {(a, NULL), (NULL, b)}   where both rows exist
-
-
-PACKED_MIN: Final = 3
-"""Minimum of single rows that are packed: a join of two has no more terms than the packed plan."""
-
-
-def inner_join(
-    context: DerivationContext,
-    plan: JoinNode,
-    sides: Sequence[ViewOperator],
-    read: Iterable[str] | None = None,
-) -> ViewOperator:
-    """Return the join of `sides`, the inputs of `plan`, with its single rows packed into one input.
-
-    `read`: the columns that a projection above reads; None: all are read.
-    """
-    types = dict(plan.types)
-    rows = [side for side in sides if side.is_one_row() and not side.is_constant()]
-    columns = tuple(id_ for row in rows for id_ in row.columns)
-    if len(rows) < PACKED_MIN or unkeepable_reason(types, columns, ()):
-        if read is None:
-            return JoinOperator(context, tuple(sides), plan.equal, plan.residual)
-        inputs, compared = compared_sides(context, plan, sides, read)
-        return JoinOperator(context, inputs, plan.equal, plan.residual, compared)
-    packed = _packed_rule_one_row(context, plan, rows, types)
-    within = [each for each in plan.equal if {each.left, each.right} <= {*columns}]
-    tests = [f"{each.left} {'<=>' if each.null_safe else '='} {each.right}" for each in within]
-    others = [side for side in sides if side not in rows]
-    if not others:
-        # No join is left that would test the residual.
-        tests += plan.residual
-    if tests:
-        predicate = " AND ".join(f"({test})" for test in tests)
-        packed = FilterOperator(context, FilterNode(plan, predicate), packed)
-    whole = packed
-    if others:
-        equal = tuple(each for each in plan.equal if each not in within)
-        whole = JoinOperator(context, (packed, *others), equal, plan.residual)
-    ordered = tuple(NamedExpression(id_, id_) for side in sides for id_ in side.columns)
-    return ProjectOperator(context, ordered, whole)
-
-
-def _packed_rule_one_row(
-    context: DerivationContext,
-    plan: JoinNode,
-    rows: Sequence[ViewOperator],
-    types: Mapping[str, str],
-) -> ViewOperator:
-    """Return one row with the columns of all `rows`; no row if one of them does not exist."""
-    padded = tuple(
-        ProjectOperator(
-            context,
-            tuple(
-                NamedExpression(id_, id_ if id_ in row.columns else f"CAST(NULL AS {types[id_]})")
-                for other in rows
-                for id_ in other.columns
-            ),
-            row,
-        )
-        for row in rows
-    )
-    kept = KeptOperator(context, UnionOperator(context, padded), types, bounded=True)
-    count = f"{context.prefix()}rows"
-    calls = [AggregateCall(id_, "max", id_, types[id_], types[id_]) for id_ in kept.columns]
-    # The count decides whether all rows exist: a row of NULLs cannot be told from none by its
-    # values.
-    calls.append(AggregateCall(count, "count", None, "bigint"))
-    found = RecomputeOperator(context, AggregationNode(plan, (), tuple(calls)), kept)
-    return FilterOperator(context, FilterNode(plan, f"{count} = {len(rows)}"), found)
-
-
-# -- Constant rows of the query itself: VALUES, range(), a SELECT without FROM ---------------------
-# They exist from the first time of a view on and never change. So a generator makes them of the one
-# row of a grouping without keys, which comes with the first contents
-# (`plan.delta.RecomputeGroups`).
-
-
-class ConstantsOperator(ViewOperator):
-    """Rows that never change."""
-
-    def __init__(self, context: DerivationContext, plan: ValuesNode) -> None:
-        super().__init__(context, tuple(column.name for column in plan.columns))
-        if not context.schemas:
-            raise UnsupportedConstruct("a query without tables")
-        self._plan = plan
-        self._kinds = {column.name: column.type for column in plan.columns}
-
-    def make_delta(self) -> Node:
-        """Return all rows at the first time of all."""
-        return self._rows(begins=False)
-
-    def old(self) -> Node:
-        """Return all rows after the first time, none before."""
-        return self._rows(begins=True)
-
-    def _rows(self, *, begins: bool) -> Node:
-        # An empty input: the group without keys has one row all the same.
-        nothing = FilterRows(NamedInput(InputKind.CHANGES.text(0), ()), "1 = 0")
-        calls = (SparkCall("one", "count(*)", "bigint"),)
-        made: Node = RecomputeGroups(nothing, nothing, (), calls, begins)
-        if self.columns:
-            made = GenerateRows(made, self._plan.generator, False, self.columns)
-        return select(made, [(name, name) for name in self.columns])
-
-    def trace_delta(self, ids: Ids) -> Origins | None:
-        """Return no origins."""
-        # At the first time, the only one with a delta, there is no old state to look up.
-        return ()
-
-    def old_origins(self, ids: Ids) -> Origins | None:
-        """Return None: no input holds the rows. A table joined to others through them is read
-        whole."""
-        return None
-
-    def seek(
-        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
-    ) -> frozenset[Wanted]:
-        """Return no lookups: all rows are in the plan."""
-        return frozenset()
-
-    def seekable(self, ids: Ids) -> bool:
-        """Return True: a search reads all rows."""
-        return True
-
-    def kind(self, id_: str) -> str | None:
-        """Return the column's type."""
-        return self._kinds.get(id_)
-
-    def is_constant(self) -> bool:
-        """Return True."""
-        return True
-
+from actors.model.plan.schema import TableSchema, quote
 
 HIDDEN_STATES_MAX: Final = 29
 """Limit of hidden states. The bits of an int say to which of them a row belongs; the first bit is

@@ -1,4 +1,5 @@
-"""Fingerprint of a plan: durable state is continued only under an equal one."""
+"""Fingerprint of a plan, and its refresh policy: durable state is continued only under an equal
+fingerprint."""
 
 from __future__ import annotations
 
@@ -61,15 +62,15 @@ def fingerprint(plan: DeltaPlan, engine: str | None = None) -> str:
     return digest.hexdigest()
 
 
-# -- REFRESH POLICY: the ways in which a view may be brought up to date ----------------------------
-# ``auto``: by steps, or recomputed if that is measured to be cheaper; ``incremental``: by steps if
-# rules know how; ``incremental strict``: the same, but a view that would be opaque is refused;
-# ``full``: always recomputed. Under each policy only the difference is emitted.
-
+# -- REFRESH POLICY --------------------------------------------------------------------------------
 
 FULL: Final = "full"
 STRICT: Final = "incremental strict"
 POLICIES: Final = (AUTO, "incremental", STRICT, FULL)
+"""The ways in which a view may be brought up to date. ``auto``: by steps, or recomputed if that is
+measured to be cheaper; ``incremental``: by steps if rules know how; ``incremental strict``: the
+same, but a view that would be opaque is refused; ``full``: always recomputed. Under each policy
+only the difference is emitted."""
 
 
 def with_policy(plan: DeltaPlan, policy: str) -> DeltaPlan:

@@ -19,7 +19,13 @@ import pyarrow as pa
 from actors.durable.persist.filtering import PartCondition, PartFilter
 from actors.durable.persist.statistics import has_bounds
 from actors.engine.views.operators import children_of, is_name
-from actors.engine.views.plain_sql import ColumnTest, NotPlain, PlainReader, value_of
+from actors.engine.views.plain_sql import (
+    ColumnTest,
+    NotPlain,
+    plain_reader,
+    read_conditions,
+    value_of,
+)
 from actors.model.plan.delta import (
     DeltaPlan,
     FilterRows,
@@ -166,9 +172,9 @@ def _conditions(
     predicate: str, columns: Mapping[str, str], schema: TableSchema
 ) -> list[PartCondition]:
     """Return a predicate's conditions. Raises `NotPlain` when a part of it is not understood."""
-    reader = PlainReader(predicate)
-    tests = reader.conjunction()
-    if not reader.at_end():
+    reader = plain_reader(predicate)
+    tests = read_conditions(reader)
+    if not reader.ends():
         raise NotPlain("more than a conjunction of plain tests")
     types = {column.name: column.type.lower() for column in schema.columns}
     return [_condition(test, columns, types) for test in tests]

@@ -35,14 +35,11 @@ from actors.model.plan.nearby import CoveredChanges, NearbyRows
 from actors.model.plan.plan_splitting import children, with_children
 from actors.model.plan.relational import NamedExpression
 from actors.model.plan.schema import TableSchema
-from actors.runtime.threshold_probes import CUT_NODES
 
-# -- Types whose equality is equality of exact values, so that rows can be looked up by key --------
-# Spark widens both sides of ``=`` to a common type. Where that rounds (bigint = double), reads text
-# (string = int), needs a time zone (date = timestamp) or overflows (decimals of more than 38 digits
-# together), many held values equal one given value, and no lookup finds them all. Arrangements draw
-# the same line: for other types they read everything.
+SHARED_NODES_MAX = 50
+"""Nodes of what operators share, beyond which it is a stratum of its own, not written twice."""
 
+# -- types of keys ---------------------------------------------------------------------------------
 
 _INTEGER_DIGITS: Final = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
 _DECIMAL_DIGITS_MAX: Final = 38
@@ -59,7 +56,13 @@ _OTHER_NAMES: Final = {
 
 
 def is_key_comparable(given: str, held: str) -> bool:
-    """Return whether a lookup by values of one Spark type finds all equal values of another."""
+    """Return whether a lookup by values of one Spark type finds all equal values of another.
+
+    Spark widens both sides of ``=`` to a common type. Where that rounds (bigint = double), reads
+    text (string = int), needs a time zone (date = timestamp) or overflows (decimals of more than 38
+    digits together), many held values equal one given value, and no lookup finds them all.
+    Arrangements draw the same line: for other types they read everything.
+    """
     one, other = _plain(given), _plain(held)
     # NULL equals nothing, so a lookup by it misses nothing.
     if one == other or "void" in (one, other):
@@ -95,7 +98,7 @@ def _digits(kind: str) -> tuple[int, int]:
     return precision - scale, scale
 
 
-# -- The error for constructs that no rule knows ---------------------------------------------------
+# -- operators -------------------------------------------------------------------------------------
 
 
 class UnsupportedConstruct(Exception):
@@ -337,7 +340,7 @@ class ViewOperator(ABC):
             # them.
             context.repeat(self._delta_asked)
         # A large delta that is needed in several places is made by a run of its own.
-        if shared and self._cut is None and CUT_NODES.exceeded_by(size_of(self._delta)):
+        if shared and self._cut is None and size_of(self._delta) > SHARED_NODES_MAX:
             self.cut()
         return self._delta
 

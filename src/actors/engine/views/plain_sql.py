@@ -1,9 +1,9 @@
-"""Reader of a small part of SQL: plain conditions, in the words of `sql.tokens`.
+"""Plain conditions: tests of columns that are connected by AND.
 
 Spark reads views and queries. Two things cannot wait for it: a query that is a plain read of one
 object is answered without an engine (`simple`), and a condition that the engine wrote tells which
-parts of an input need not be fetched (`input_uses`). Text that this reader does not surely read as
-Spark does raises `NotPlain`.
+parts of an input need not be fetched (`input_uses`). What is not surely read as Spark reads it
+raises `NotPlain`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from actors.engine.sql.tokens import SqlToken, lex_sql
+from actors.engine.sql.expressions import ExpressionNode, UnknownExpression, read_expression
+from actors.engine.sql.reader import StatementReader
+from actors.engine.sql.tokens import SqlDialect, lex_sql, lex_text
 from actors.runtime.errors import QueryRejected, SqlSyntaxError
 
 Op: TypeAlias = Literal["=", "<>", "<", "<=", ">", ">=", "is null", "is not null", "in"]
@@ -35,19 +37,16 @@ _INTEGER_BITS: Final[Mapping[str, int]] = {
     "long": 64,
 }
 _WHOLE_DOUBLES_MAX: Final = 1 << 53
+_OPS: Final[Mapping[str, Op]] = {
+    **{"=": "=", "<>": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="},
+    **{"IS NULL": "is null", "IS NOT NULL": "is not null", "IN": "in", "BETWEEN": ">="},
+}
+"""Tests of a column, by the kinds of their nodes."""
 _EXCHANGED: Final[Mapping[str, Op]] = {
-    "=": "=",
-    "<>": "<>",
-    "<": ">",
-    "<=": ">=",
-    ">": "<",
-    ">=": "<=",
+    **{"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="},
 }
 """Each comparison with its sides exchanged."""
-_SAME: Final = {"==": "=", "!=": "<>"}
-_NO_NAME_WORDS: Final = "ALL CASE DISTINCT EXISTS FALSE FROM NOT NULL SELECT TRUE"
-_NO_NAMES: Final = frozenset(_NO_NAME_WORDS.split())
-"""Words that are keywords to Spark where a name could stand."""
+_NEGATED: Final[Mapping[str, Op]] = {"is null": "is not null", "is not null": "is null"}
 
 
 class NotPlain(Exception):
@@ -67,18 +66,6 @@ class ColumnTest(NamedTuple):
     column: tuple[str, str]
     op: Op
     values: tuple[LiteralValue, ...] = ()
-
-
-def tokens(sql: str) -> list[SqlToken]:
-    """Return the words of a text, without comments. Raises `NotPlain` for an unclosed quote or
-    comment, and for a hint."""
-    try:
-        found = lex_sql(sql)
-    except SqlSyntaxError as error:
-        raise NotPlain(error.problem) from None
-    if any(each.kind == "hint" for each in found):
-        raise NotPlain("a hint")
-    return found
 
 
 def query_text(sql: str) -> str:
@@ -109,168 +96,73 @@ semicolon
     return sql[:end].strip()
 
 
-class PlainReader:
-    """Reads a text word by word."""
+def plain_reader(sql: str) -> StatementReader:
+    """Return a reader of a text in Spark's dialect. Raises `NotPlain` for an unclosed quote or
+    bracket, and for a hint."""
+    try:
+        lexed = lex_text(sql, SqlDialect.SPARK)
+    except SqlSyntaxError as error:
+        raise NotPlain(error.problem) from None
+    if any(each.kind == "hint" for each in lexed.tokens):
+        raise NotPlain("a hint")
+    return StatementReader(lexed)
 
-    def __init__(self, sql: str) -> None:
-        """Split the text into words. Raises `NotPlain`, as all methods do."""
-        self._tokens = tokens(sql)
-        self._at = 0
 
-    def _next(self) -> SqlToken:
-        token = self.peek()
-        self._at += 1
-        return token
+def read_conditions(reader: StatementReader) -> list[ColumnTest]:
+    """Take tests that are connected by AND, with or without brackets around them. Raises
+    `NotPlain`."""
+    try:
+        return _tests(read_expression(reader))
+    except UnknownExpression as error:
+        raise NotPlain(str(error)) from None
 
-    def peek(self) -> SqlToken:
-        """Return the next word; at the end a sign without text."""
-        return self._tokens[self._at] if self._at < len(self._tokens) else SqlToken("sign", "", 0)
 
-    def at_end(self) -> bool:
-        """Return whether no word is left."""
-        return self._at == len(self._tokens)
+def _tests(node: ExpressionNode) -> list[ColumnTest]:
+    kind, operands = node.kind, node.operands
+    if kind == "AND":
+        return [test for operand in operands for test in _tests(operand)]
+    if kind == "NOT":
+        (test, *more) = _tests(operands[0])
+        if more or test.op not in _NEGATED:
+            raise NotPlain("NOT before more than a test of NULL")
+        return [ColumnTest(test.column, _NEGATED[test.op])]
+    if kind in _EXCHANGED and operands[0].kind != "column":
+        return [ColumnTest(_column(operands[1]), _EXCHANGED[kind], (_literal(operands[0]),))]
+    if kind not in _OPS:
+        raise NotPlain("no test of a column")
+    column, values = _column(operands[0]), tuple(map(_literal, operands[1:]))
+    if kind == "BETWEEN":
+        return [ColumnTest(column, ">=", values[:1]), ColumnTest(column, "<=", values[1:])]
+    return [ColumnTest(column, _OPS[kind], values)]
 
-    def follows(self, *words: str) -> bool:
-        """Return whether one of these words (in upper case) or signs comes next; "" stands for the
-        end."""
-        token = self.peek()
-        return token.kind in ("word", "sign") and token.text.upper() in words
 
-    def takes(self, *words: str) -> bool:
-        """Take these words (in upper case) or signs if they come next; return whether they do."""
-        following = self._tokens[self._at : self._at + len(words)]
-        if [each.text.upper() for each in following if each.kind in ("word", "sign")] != [*words]:
-            return False
-        self._at += len(words)
-        return True
+def _column(node: ExpressionNode) -> tuple[str, str]:
+    if node.kind != "column":
+        raise NotPlain("no column")
+    return qualified(node.names)
 
-    def needs(self, *words: str) -> None:
-        """Take these words. Raises `NotPlain` when others come."""
-        if not self.takes(*words):
-            raise NotPlain(f"no {' '.join(words)}")
 
-    def name(self) -> str:
-        """Take a name, quoted or not."""
-        token = self._next()
-        if token.kind == "name":
-            return token.text[1:-1].replace("``", "`")
-        if token.kind != "word" or token.text[0].isdigit() or token.text.upper() in _NO_NAMES:
-            raise NotPlain("no name")
-        return token.text
+def qualified(names: tuple[str, ...]) -> tuple[str, str]:
+    """Return the qualifier of a name, empty for none, and the name."""
+    return ("", names[0]) if len(names) == 1 else (names[0], names[1])
 
-    def column(self) -> tuple[str, str]:
-        """Take a column: its qualifier, empty for none, and its name."""
-        first = self.name()
-        return (first, self.name()) if self.takes(".") else ("", first)
 
-    def count(self) -> int:
-        """Take a number of rows."""
-        token = self._next()
-        if token.kind != "number" or not token.text.isdigit():
-            raise NotPlain("no number of rows")
-        return int(token.text)
-
-    # -- conditions ----------------------------------------------------------------------------
-
-    def conjunction(self) -> list[ColumnTest]:
-        """Take tests that are connected by AND, with or without parentheses around them."""
-        found = self._test()
-        while self.takes("AND"):
-            found += self._test()
-        return found
-
-    def _test(self) -> list[ColumnTest]:
-        if self.takes("NOT"):
-            (test, *more) = self._test()
-            if more or test.op not in ("is null", "is not null"):
-                raise NotPlain("NOT before more than a test of NULL")
-            return [
-                ColumnTest(test.column, "is null" if test.op == "is not null" else "is not null")
-            ]
-        if self.peek().text == "(":
-            back = self._at
-            self._at += 1
-            try:
-                found = self.conjunction()
-                self.needs(")")
-            except NotPlain:
-                self._at = back  # it may be a literal in parentheses
-            else:
-                return found
-        if self._is_value():
-            value, op = self._value(), self._comparison()
-            return [ColumnTest(self.column(), _EXCHANGED[op], (value,))]
-        return self._tested(self.column())
-
-    def _tested(self, column: tuple[str, str]) -> list[ColumnTest]:
-        if self.takes("IS"):
-            negated = self.takes("NOT")
-            self.needs("NULL")
-            return [ColumnTest(column, "is not null" if negated else "is null")]
-        if self.takes("IN", "("):
-            values = [self._value()]
-            while self.takes(","):
-                values.append(self._value())
-            self.needs(")")
-            return [ColumnTest(column, "in", tuple(values))]
-        if self.takes("BETWEEN"):
-            low = self._value()
-            self.needs("AND")
-            return [ColumnTest(column, ">=", (low,)), ColumnTest(column, "<=", (self._value(),))]
-        op = self._comparison()
-        return [ColumnTest(column, op, (self._value(),))]
-
-    def _comparison(self) -> Op:
-        text = self._next().text
-        op = _SAME.get(text, text)
-        if op not in _EXCHANGED:
-            raise NotPlain("no comparison")
-        # Exchanged twice it is the operator itself, typed as `UpsertOp`.
-        return _EXCHANGED[_EXCHANGED[op]]
-
-    # -- literals ------------------------------------------------------------------------------
-
-    def _is_value(self) -> bool:
-        token = self.peek()
-        if token.kind in ("number", "text") or token.text in ("-", "("):
-            return True
-        following = self._tokens[self._at + 1 : self._at + 2]
-        after = following[0] if following else token
-        word = token.text.upper()
-        return token.kind == "word" and (
-            word in ("TRUE", "FALSE")
-            or (word == "DATE" and after.kind == "text")
-            or (word == "CAST" and after.text == "(")
-        )
-
-    def _value(self) -> LiteralValue:
-        if self.takes("("):
-            value = self._value()
-            self.needs(")")
-            return value
-        if self.takes("-"):
-            value = self._value()
-            if value.kind != "number" or value.text.startswith("-"):
-                raise NotPlain("a minus before no number")
-            return LiteralValue("number", "-" + value.text)
-        if self.takes("CAST", "("):
-            value = self._value()
-            self.needs("AS")
-            wanted = self.name().lower()
-            self.needs(")")
-            return _cast(value, wanted)
-        token = self._next()
-        if token.kind == "number":
-            return LiteralValue("number", token.text)
-        # Spark joins adjacent strings, and settings decide over backslashes and doubled quotes.
-        alone = token.kind == "text" and self.peek().kind != "text"
-        if alone and _PLAIN_TEXT.fullmatch(token.text):
-            return LiteralValue("text", token.text[1:-1])
-        if token.kind == "word" and token.text.upper() in ("TRUE", "FALSE"):
-            return LiteralValue("boolean", token.text.lower())
-        if token.kind == "word" and token.text.upper() == "DATE" and self.peek().kind == "text":
-            return _cast(self._value(), "date")
-        raise NotPlain("no literal")
+def _literal(node: ExpressionNode) -> LiteralValue:
+    match node.kind:
+        case "number":
+            return LiteralValue("number", node.text)
+        case "boolean":
+            return LiteralValue("boolean", node.text.lower())
+        # Settings decide over backslashes and doubled quotes.
+        case "text" if _PLAIN_TEXT.fullmatch(node.text):
+            return LiteralValue("text", node.text[1:-1])
+        case "cast":
+            return _cast(_literal(node.operands[0]), node.text)
+        case "-" if len(node.operands) == 1:
+            value = _literal(node.operands[0])
+            if value.kind == "number" and not value.text.startswith("-"):
+                return LiteralValue("number", "-" + value.text)
+    raise NotPlain("no literal")
 
 
 def _cast(value: LiteralValue, wanted: str) -> LiteralValue:

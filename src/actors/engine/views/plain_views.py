@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from actors.engine.sql.tokens import SqlToken, lex_sql
+from actors.engine.sql.tokens import SqlToken, lex_sql, quote_name
 from actors.runtime.errors import SqlSyntaxError
 
 _CLAUSES: Final = frozenset(
@@ -59,7 +59,7 @@ def find_relations(sql: str) -> list[str]:
             wanted = word in _BEFORE_RELATION
         elif word not in _BETWEEN:
             if wanted and not _goes_on(tokens, place):
-                found[_name_of(token)] = None
+                found[token.name] = None
             wanted = False
     return list(found)
 
@@ -67,10 +67,6 @@ def find_relations(sql: str) -> list[str]:
 def _goes_on(tokens: list[SqlToken], place: int) -> bool:
     """Return whether a qualified name or a function's arguments follow."""
     return place + 1 < len(tokens) and tokens[place + 1].text in (".", "(")
-
-
-def _name_of(token: SqlToken) -> str:
-    return token.text[1:-1].replace("``", "`") if token.kind == "name" else token.text
 
 
 def inline_views(sql: str, views: Mapping[str, str]) -> str:
@@ -81,9 +77,14 @@ def inline_views(sql: str, views: Mapping[str, str]) -> str:
         views: Queries of the plain views by their names in lower case; each has its own plain views
             inlined already.
     """
-    named = [name for name in map(str.lower, find_relations(sql)) if name in views]
-    if not named:
+    named = dict.fromkeys(name for name in map(str.lower, find_relations(sql)) if name in views)
+    return define_views(sql, {name: views[name] for name in named})
+
+
+def define_views(sql: str, views: Mapping[str, str]) -> str:
+    """Return the query with all of these views defined before it. See `inline_views`."""
+    if not views:
         return sql
     # A line break before each bracket: a text may end with a comment.
-    parts = (f"`{name.replace('`', '``')}` AS ({views[name]}\n)" for name in dict.fromkeys(named))
+    parts = (f"{quote_name(name)} AS ({text}\n)" for name, text in views.items())
     return f"WITH {', '.join(parts)} ({sql}\n)"

@@ -17,9 +17,8 @@ from typing import Final
 
 import msgspec
 
-from actors.engine.sql.tokens import SqlToken
+from actors.engine.sql.tokens import SqlToken, lex_sql
 from actors.engine.views.operators import DerivationContext, ViewOperator, is_name
-from actors.engine.views.plain_sql import NotPlain, tokens
 from actors.engine.views.rule_join import ComparedSide
 from actors.engine.views.rule_linear import ProjectOperator
 from actors.model.plan.relational import (
@@ -34,6 +33,7 @@ from actors.model.plan.relational import (
     columns_of,
 )
 from actors.model.plan.relational_text import words_of
+from actors.runtime.errors import SqlSyntaxError
 
 _COMPARISONS: Final = frozenset({"<", "<=", ">", ">="})
 _SIGNS: Final = _COMPARISONS | {"BETWEEN", "AND", "OR", "NOT", "CASE", "IS", "IN", "="}
@@ -150,8 +150,8 @@ def _compared(test: str) -> list[tuple[str, str]]:
     []
     """
     try:
-        words = tokens(test)
-    except NotPlain:
+        words = lex_sql(test)
+    except SqlSyntaxError:
         return []
     start = 0
     if len(words) > 2 and _closing(words) == len(words) - 1:

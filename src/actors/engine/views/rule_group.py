@@ -1,4 +1,4 @@
-"""Groupings by sums: GROUP BY with additive aggregates, and DISTINCT.
+"""Groupings by sums: GROUP BY with additive aggregates, and DISTINCT; the join of their parts.
 
 The hidden state holds per group ``n`` (rows) and a sum per measure. A `ReduceGroups` sums the delta
 per (group, time); an `AccumulateTotals` adds that to the state of the touched groups, and emits
@@ -45,15 +45,9 @@ from actors.model.plan.relational import (
 )
 from actors.model.plan.schema import TableColumn, TableSchema
 
-# One grouping in parts that are joined by their keys, when its aggregates are kept in different
-# ways.
-#
-#     SELECT k, sum(x), max(y) FROM t GROUP BY k
-#
-#     =   SELECT p.k, p.x, q.y FROM (SELECT k, sum(x) AS x FROM t GROUP BY k) p
-#         JOIN (SELECT k, max(y) AS y FROM t GROUP BY k) q ON p.k <=> q.k
-#
-# Each part has a row for the same groups.
+ROWS: Final = "n"
+# Types that Spark cannot group by.
+_UNGROUPED: Final = ("map<", "variant", "void", "interval")
 
 
 def join_groups(
@@ -62,7 +56,16 @@ def join_groups(
     made: Sequence[str],
     parts: Sequence[ViewOperator],
 ) -> ViewOperator:
-    """Return the groups with the columns `made` of all parts, in this order."""
+    """Return the groups with the columns `made` of all parts, in this order.
+
+    When the aggregates of one grouping are kept in different ways, it is made in parts that are
+    joined by their keys; each part has a row for the same groups.
+
+        SELECT k, sum(x), max(y) FROM t GROUP BY k
+
+        =   SELECT p.k, p.x, q.y FROM (SELECT k, sum(x) AS x FROM t GROUP BY k) p
+            JOIN (SELECT k, max(y) AS y FROM t GROUP BY k) q ON p.k <=> q.k
+    """
     if len(parts) == 1:
         return parts[0]
     names = [key.name for key in keys]
@@ -79,11 +82,6 @@ def join_groups(
     return ProjectOperator(
         context, tuple(NamedExpression(name, name) for name in (*names, *made)), whole
     )
-
-
-ROWS: Final = "n"
-# Types that Spark cannot group by.
-_UNGROUPED: Final = ("map<", "variant", "void", "interval")
 
 
 class GroupOperator(ViewOperator):

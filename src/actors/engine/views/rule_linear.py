@@ -23,8 +23,7 @@ from actors.engine.views.operators import (
 from actors.model.plan.delta import FilterRows, NamedInput, Node, SelectColumns, UnionRows
 from actors.model.plan.input_names import InputKind
 from actors.model.plan.relational import FilterNode, NamedExpression, ScanNode
-from actors.model.plan.relational_text import quote
-from actors.model.plan.schema import TableColumn
+from actors.model.plan.schema import TableColumn, quote
 
 NULL = "NULL"
 """Expression of a padded column."""

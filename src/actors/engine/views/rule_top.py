@@ -51,7 +51,9 @@ from actors.model.plan.relational import (
     columns_of,
 )
 from actors.model.plan.schema import TableColumn, TableSchema
-from actors.runtime.threshold_probes import LIMIT_RESERVE
+
+RESERVE_ROWS = 256
+"""Rows that a view's LIMIT keeps beyond its own last."""
 
 GROUP_SHARE: Final = 16
 """Divisor of the reserve for each group: a step may read the candidates of many groups, and a
@@ -146,7 +148,7 @@ class FirstRows(PassingOperator):
         below.seek(by, ((shortage.name, by),), frozenset(), nulls=bool(by))
         # Ordered after the lookups, which may have cut the delta.
         changes = self._gated(covered, below.delta())
-        reserve = LIMIT_RESERVE.limit
+        reserve = RESERVE_ROWS
         if by:
             reserve = max(1, reserve // GROUP_SHARE)
         kept = self._last + reserve

@@ -7,7 +7,9 @@ up by the partition's keys, else from a state kept for it (`rule_kept`). Mode *k
 
 If a change reaches only so far in its partition (``lag``, a frame of some rows or of an interval),
 or only the first rows are read (``row_number() <= 10``), fewer rows of a table's partition are read
-before Spark sorts it (`window_reach`, `plan.nearby`).
+before Spark sorts it (`plan.nearby`). Catalyst's own text (`catalyst.window_calls`) says how far: a
+frame's bounds, the offset of ``lag``; a filter above may leave the first ranks alone. Only columns
+of a table count, of types whose equality and order are Arrow's, too.
 """
 
 from __future__ import annotations
@@ -45,11 +47,7 @@ from actors.model.plan.relational import (
     WindowFunctions,
 )
 
-# -- Distance within a partition over which a change reaches a window function's values ------------
-# Catalyst's own text is the base (`catalyst.window_calls`): a frame's bounds, the offset of
-# ``lag``. A filter above may leave the first ranks alone. Only columns of a table count, of types
-# whose equality and order are Arrow's, too.
-
+# -- reach of a change -----------------------------------------------------------------------------
 
 SORT_TEXT: Final = re.compile(r"(\w+)(?: (ASC|DESC) NULLS (FIRST|LAST))?")
 """Sort order by a column; without more words Spark means ascending, NULLs first."""
@@ -210,6 +208,9 @@ def _projected(plan: Plan) -> Mapping[str, str]:
         found = {each.name: each.expression for each in plan.columns} | found
         plan = plan.input
     return {name: text for name, text in found.items() if name != text}
+
+
+# -- the operator ----------------------------------------------------------------------------------
 
 
 class WindowOperator(ViewOperator):

@@ -13,10 +13,20 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from actors.engine.views.plain_sql import ColumnTest, NotPlain, PlainReader, value_of
+from actors.engine.sql.expressions import plain_name, plain_names
+from actors.engine.sql.reader import StatementReader
+from actors.engine.views.plain_sql import (
+    ColumnTest,
+    NotPlain,
+    plain_reader,
+    qualified,
+    read_conditions,
+    value_of,
+)
 from actors.model.plan.schema import SYSTEM_COLUMNS, TableSchema, arrow_type
 from actors.model.plan.updates import to_ipc
 from actors.model.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
+from actors.runtime.errors import SqlSyntaxError
 
 PLAIN_CHARACTERS_MAX: Final = 16_384
 """Length of a text that is looked at."""
@@ -40,47 +50,47 @@ def simple_read(sql: str, tables: Mapping[str, TableSchema]) -> SimpleRead | Non
     if len(sql) > PLAIN_CHARACTERS_MAX:
         return None
     try:
-        return _read(PlainReader(sql), tables)
-    except (NotPlain, RecursionError, ValueError):  # ArrowInvalid is a ValueError
+        return _read(plain_reader(sql), tables)
+    except (NotPlain, SqlSyntaxError, ValueError):  # ArrowInvalid is a ValueError
         return None
 
 
-def _read(reader: PlainReader, tables: Mapping[str, TableSchema]) -> SimpleRead:
-    reader.needs("SELECT")
+def _read(reader: StatementReader, tables: Mapping[str, TableSchema]) -> SimpleRead:
+    reader.need("SELECT")
     listed = _listed(reader)
-    reader.needs("FROM")
-    qualifier, name = reader.column()
+    reader.need("FROM")
+    qualifier, name = qualified(plain_names(reader))
     full = f"{qualifier}.{name}" if qualifier else name
     found = {known.lower(): known for known in tables}.get(full.lower())
     if found is None:
         raise NotPlain(f"no table {full}")
     # An alias, with or without AS.
-    if reader.takes("AS") or not reader.follows("WHERE", "ORDER", "LIMIT", "OFFSET", ""):
-        name = reader.name()
+    clauses = ("WHERE", "ORDER", "LIMIT", "OFFSET")
+    if reader.take("AS") or not (reader.ends() or reader.follows_any(*clauses)):
+        name = plain_name(reader)
     scope = _Scope(tables[found], name)
     project, names = _columns(listed, scope)
-    tests = reader.conjunction() if reader.takes("WHERE") else []
+    tests = read_conditions(reader) if reader.take("WHERE") else []
     filters = tuple(_comparison(test, scope) for test in tests)
     finishing = _finishing(reader, scope, dict(zip(names, project, strict=True)))
-    if not reader.at_end():
-        raise NotPlain("more than a plain read")
+    reader.need_end()
     return SimpleRead(found, project, names, filters, finishing)
 
 
-def _listed(reader: PlainReader) -> list[tuple[tuple[str, str], str]]:
+def _listed(reader: StatementReader) -> list[tuple[tuple[str, str], str]]:
     """Read a select list: columns and their names in the result; an empty list means all
     columns."""
-    if reader.takes("*"):
+    if reader.take("*"):
         return []
-    listed = []
-    while True:
-        column = reader.column()
+
+    def item() -> tuple[tuple[str, str], str]:
+        column = qualified(plain_names(reader))
         named = column[1]
-        if reader.takes("AS") or not reader.follows(",", "FROM"):
-            named = reader.name()
-        listed.append((column, named))
-        if not reader.takes(","):
-            return listed
+        if reader.take("AS") or not reader.follows_any(",", "FROM"):
+            named = plain_name(reader)
+        return column, named
+
+    return list(reader.sequence(item))
 
 
 class _Scope:
@@ -129,24 +139,22 @@ def _comparison(test: ColumnTest, scope: _Scope) -> ColumnComparison:
 
 
 def _finishing(
-    reader: PlainReader, scope: _Scope, named: Mapping[str, str]
+    reader: StatementReader, scope: _Scope, named: Mapping[str, str]
 ) -> RowSetFinishing | None:
-    if not reader.follows("ORDER", "LIMIT", "OFFSET"):
+    if not reader.follows_any("ORDER", "LIMIT", "OFFSET"):
         return None
-    by: list[OrderBy] = []
-    if reader.takes("ORDER", "BY"):
-        by.append(_order(reader, scope, named))
-        while reader.takes(","):
-            by.append(_order(reader, scope, named))
+    by: tuple[OrderBy, ...] = ()
+    if reader.take("ORDER", "BY"):
+        by = reader.sequence(lambda: _order(reader, scope, named))
     if len({each.column for each in by}) < len(by):
         raise NotPlain("an order twice by a column")
-    limit = reader.count() if reader.takes("LIMIT") else None
-    offset = reader.count() if reader.takes("OFFSET") else 0
-    return RowSetFinishing(tuple(by), limit, offset)
+    limit = reader.whole_number("a number of rows") if reader.take("LIMIT") else None
+    offset = reader.whole_number("a number of rows") if reader.take("OFFSET") else 0
+    return RowSetFinishing(by, limit, offset)
 
 
-def _order(reader: PlainReader, scope: _Scope, named: Mapping[str, str]) -> OrderBy:
-    written = reader.column()
+def _order(reader: StatementReader, scope: _Scope, named: Mapping[str, str]) -> OrderBy:
+    written = qualified(plain_names(reader))
     column = scope.column(written)
     # Spark resolves a name in ORDER BY to the result's column first: it must be the same one.
     for alias, own in named.items():
@@ -154,10 +162,10 @@ def _order(reader: PlainReader, scope: _Scope, named: Mapping[str, str]) -> Orde
             raise NotPlain("an order by an alias")
     if not _ordered(scope.types[column]):
         raise NotPlain("an order by what has none")
-    descending = reader.takes("DESC") or (reader.takes("ASC") and False)
-    first = reader.takes("NULLS", "FIRST")
+    descending = reader.take("DESC") or (reader.take("ASC") and False)
+    first = reader.take("NULLS", "FIRST")
     # Spark's default: NULLs are first when ascending, last when descending.
-    last = not first and reader.takes("NULLS", "LAST")
+    last = not first and reader.take("NULLS", "LAST")
     return OrderBy(column, descending, first or (not last and not descending))
 
 

@@ -1,4 +1,4 @@
-"""Converts a column of values, as a COPY brings them, to Arrow.
+"""Converts a column of values, as a client's COPY or a source brings them, to Arrow.
 
 Arrow's casts read a whole column at once. They are stricter than PostgreSQL (``+5``, ``yes``, a
 date with a blank before it), never looser where it matters, so that a column that they refuse is
@@ -11,23 +11,27 @@ import base64
 import json
 from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from enum import Enum
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.model.pgwire.decimal_digits import NEGATIVE, cast_decimals, decimal_array
+from actors.model.pgwire.decimal_digits import cast_decimals, parse_binary_decimals
 from actors.model.pgwire.encoded_values import (
     ByteValues,
     Lengths,
+    Places,
     RowMask,
     byte_array,
     offsets_of,
+    take_values,
     valid_mask,
     value_data,
     value_lengths,
     value_offsets,
+    window,
 )
 from actors.model.pgwire.sqlstate import (
     INEXACT,
@@ -37,11 +41,16 @@ from actors.model.pgwire.sqlstate import (
     InvalidClientData,
 )
 from actors.model.pgwire.time_text import DAY_US, SECOND_US, local_to_utc
-from actors.model.pgwire.type_map import DAYS_TO_2000, JSON, US_TO_2000, PgType, pg_type
+from actors.model.pgwire.type_map import pg_type
+from actors.model.pgwire.type_oids import DAYS_TO_2000, JSON, US_TO_2000, PgType
 from actors.model.pgwire.value_parsing import (
+    ARRAY_ELEMENTS_MAX,
+    SHOWN_MAX,
     decode_text,
     invalid,
+    parse_array,
     parse_binary_value,
+    parse_boolean,
     parse_bytea,
     parse_text_value,
 )
@@ -50,34 +59,68 @@ from actors.model.plan.schema import UNBOUNDED_NUMERIC, arrow_type
 _EXACT: Final = Context(prec=2_100, rounding=ROUND_HALF_UP)
 _DAYS_MIN, _DAYS_MAX = -719_162, 2_932_896
 """Days since 1970 of 0001-01-01 and 9999-12-31."""
-_WORD_DIGITS_MAX: Final = 18
-_WORD_LIMIT: Final = 1e18
-_GROUPS_MAX: Final = 64
-PAD_BYTES: Final = 16
-"""Bytes after the data, so that wide reads at its end stay within the buffer."""
+_PLAIN_ARRAY: Final = r'^\{([^{}",\\\s\x0b]+(,[^{}",\\\s\x0b]+)*)?\}$'
+"""An array of one dimension without quotes, escapes and blanks."""
 
 
 class ColumnError(Exception):
-    """A value cannot be converted: its row in the column, and the error without its place."""
+    """A value cannot be converted: its row in the column, the error without its place, and the
+    value, cut, as it came."""
 
-    def __init__(self, row: int, error: InvalidClientData) -> None:
+    def __init__(self, row: int, error: InvalidClientData, shown: str = "") -> None:
         super().__init__(str(error))
         self.row = row
         self.error = error
+        self.shown = shown
+
+
+class Rounding(Enum):
+    """Which decimals are rounded to the scale of their column, and not refused."""
+
+    NONE = "none: a value is held exactly"
+    DECLARED = "as in PostgreSQL: those of a column with a precision (not `UNBOUNDED_NUMERIC`)"
+    ALL = "as in Spark"
 
 
 # -- from text -------------------------------------------------------------------------------------
 
 
-def parse_text_column(texts: pa.Array, kind: pa.DataType, time_zone: str) -> pa.Array:
-    """Convert texts (large_binary, with NULLs) to a type that a table's column can have. Raises
-    `ColumnError`."""
+def parse_text_column(
+    texts: pa.Array,
+    kind: pa.DataType,
+    time_zone: str = "UTC",
+    rounding: Rounding = Rounding.DECLARED,
+    elements_max: int | None = None,
+) -> pa.Array:
+    """Convert texts (large_binary, with NULLs) to a type that a table's column can have.
+
+    Args:
+        texts: The values.
+        kind: The column's type.
+        time_zone: Of times that name no zone.
+        rounding: Which decimals are rounded.
+        elements_max: Most elements of an array; None: `ARRAY_ELEMENTS_MAX`.
+
+    Raises:
+        ColumnError: A value is none of the type.
+    """
     if pa.types.is_string(kind):
         return _strings(texts)
     if pa.types.is_boolean(kind):
         return _booleans(texts)
     if pa.types.is_binary(kind):
         return _byteas(texts)
+    if pa.types.is_list(kind) and pg_type(kind).oid != JSON:
+        lists = _lists(_strings(texts), elements_max)
+        words = lists.values.cast(pa.large_binary())
+        try:
+            flat = parse_text_column(words, kind.value_type, time_zone, rounding)
+        except ColumnError as wrong:
+            # Of lists that begin at one place the last one has elements.
+            offsets = lists.offsets.to_numpy()
+            row = int(np.searchsorted(offsets, wrong.row, side="right")) - 1
+            raise ColumnError(row, wrong.error, wrong.shown) from None
+        return pa.ListArray.from_arrays(lists.offsets, flat, type=kind, mask=_null_array(lists))
     try:
         if pa.types.is_timestamp(kind):
             return _timestamps(_strings(texts), kind, time_zone)
@@ -89,19 +132,21 @@ def parse_text_column(texts: pa.Array, kind: pa.DataType, time_zone: str) -> pa.
                 return found
     except pa.ArrowInvalid:
         pass  # what is wrong, if anything is, comes to light value by value
-    return _one_by_one(texts.to_pylist(), kind, lambda data: _from_text(data, kind, time_zone))
+
+    def convert(data: bytes) -> Any:
+        text = decode_text(data)
+        if (oid := pg_type(kind).oid) == JSON:
+            return parse_json(text, kind)
+        return fitted(parse_text_value(text, oid, time_zone), kind, rounding)
+
+    return _one_by_one(texts.to_pylist(), kind, convert)
 
 
 def _strings(texts: pa.Array) -> pa.Array:
     try:
         return texts.cast(pa.string())
     except pa.ArrowInvalid:
-        for row, data in enumerate(texts.to_pylist()):
-            try:
-                decode_text(data or b"")
-            except InvalidClientData as error:
-                raise ColumnError(row, error) from None
-        raise
+        return _one_by_one(texts.to_pylist(), pa.string(), decode_text)
 
 
 def _booleans(texts: pa.Array) -> pa.Array:
@@ -109,10 +154,10 @@ def _booleans(texts: pa.Array) -> pa.Array:
     coded = texts.dictionary_encode()
     words = coded.dictionary.to_pylist()
     try:
-        values = [parse_text_value(decode_text(word), pg_type(pa.bool_()).oid) for word in words]
+        values = [parse_boolean(decode_text(word)) for word in words]
     except InvalidClientData:
         return _one_by_one(
-            texts.to_pylist(), pa.bool_(), lambda data: _from_text(data, pa.bool_(), "UTC")
+            texts.to_pylist(), pa.bool_(), lambda data: parse_boolean(decode_text(data))
         )
     return pa.array(values, pa.bool_()).take(coded.indices)
 
@@ -155,12 +200,30 @@ def _timestamps(texts: pa.Array, kind: pa.DataType, time_zone: str) -> pa.Array:
     times = local.fill_null(0).to_numpy(zero_copy_only=False)
     seconds, micros = np.divmod(times, SECOND_US)
     utc = local_to_utc(seconds, time_zone) * SECOND_US + micros
-    return pa.array(utc, pa.int64(), mask=_null_mask(texts)).cast(kind)
+    valid = valid_mask(texts)
+    return pa.array(utc, pa.int64(), mask=None if valid is None else ~valid).cast(kind)
 
 
-def _null_mask(array: pa.Array) -> RowMask | None:
-    valid = valid_mask(array)
-    return None if valid is None else ~valid
+def _lists(texts: pa.Array, elements_max: int | None) -> pa.Array:
+    """Return the elements of arrays of one dimension, as lists of strings."""
+    plain = pc.all(pc.match_substring_regex(texts, _PLAIN_ARRAY), min_count=0).as_py()
+    if plain:
+        inner = pc.utf8_slice_codeunits(texts, 1, -1)
+        # An array without elements would be split to one text.
+        lists = pc.split_pattern(pc.if_else(pc.equal(inner, ""), None, inner), ",")
+        words = pc.if_else(pc.equal(pc.utf8_upper(lists.values), "NULL"), None, lists.values)
+        most = ARRAY_ELEMENTS_MAX if elements_max is None else elements_max
+        # One that has too many is found, with its row, value by value.
+        if (pc.max(pc.list_value_length(lists)).as_py() or 0) <= most:
+            return pa.ListArray.from_arrays(lists.offsets, words, mask=_null_array(texts))
+    return _one_by_one(
+        texts.to_pylist(), pa.list_(pa.string()), lambda text: parse_array(text, elements_max)
+    )
+
+
+def _null_array(array: pa.Array) -> pa.Array | None:
+    """Return which values are NULL; None: none is."""
+    return array.is_null() if array.null_count else None
 
 
 def _is_exact(texts: pa.Array, found: pa.Array) -> bool:
@@ -186,33 +249,29 @@ def _one_by_one(values: list[Any], kind: pa.DataType, convert: Callable[[Any], A
         try:
             made.append(None if value is None else convert(value))
         except InvalidClientData as error:
-            raise ColumnError(row, error) from None
+            shown = value[:SHOWN_MAX]
+            if isinstance(shown, bytes):
+                shown = shown.decode(errors="replace")
+            raise ColumnError(row, error, shown) from None
     return pa.array(made, kind)
 
 
-def _from_text(data: bytes, kind: pa.DataType, time_zone: str) -> Any:
-    wire = pg_type(kind)
-    text = decode_text(data)
-    if wire.oid == JSON:
-        return parse_json(text, kind)
-    return fitted(parse_text_value(text, wire.oid, time_zone), kind)
-
-
-def fitted(value: Any, kind: pa.DataType, *, exact: bool = True) -> Any:
-    """Return a parsed value as a type of Arrow takes it: decimals are rounded to its scale, as
-    PostgreSQL does. Raises `InvalidClientData` for what is out of range, and, if `exact`, for what
-    `UNBOUNDED_NUMERIC` would round, as PostgreSQL's type does not."""
+def fitted(value: Any, kind: pa.DataType, rounding: Rounding = Rounding.DECLARED) -> Any:
+    """Return a parsed value as a type of Arrow takes it. Raises `InvalidClientData` for what is out
+    of range, and for what would have to be rounded and may not be."""
     if isinstance(value, list):
-        return [
-            None if each is None else fitted(each, kind.value_type, exact=exact) for each in value
-        ]
+        return [None if each is None else fitted(each, kind.value_type, rounding) for each in value]
     if pa.types.is_int8(kind) and not -128 <= value <= 127:
         raise InvalidClientData(f"value {value} is out of range for tinyint", NUMBER_OUT_OF_RANGE)
     if pa.types.is_decimal(kind):
         rounded = _rounded(value, kind)
-        if rounded == value or not exact or kind != arrow_type(UNBOUNDED_NUMERIC):
+        if rounded == value or rounding is Rounding.ALL:
             return rounded
-        raise InvalidClientData(f"numeric value {value!s:.64}{INEXACT}", NUMBER_OUT_OF_RANGE)
+        if kind == arrow_type(UNBOUNDED_NUMERIC):
+            raise InvalidClientData(f"numeric value {value!s:.64}{INEXACT}", NUMBER_OUT_OF_RANGE)
+        if rounding is Rounding.NONE:
+            raise _unfit(value, kind)
+        return rounded
     return value
 
 
@@ -227,8 +286,12 @@ def _rounded(value: Decimal, kind: pa.DataType) -> Decimal:
             rounded = Decimal(0)
         if not rounded or rounded.adjusted() + 1 <= precision - scale:
             return rounded
-    raise InvalidClientData(
-        f"numeric value {value!s:.64} does not fit decimal({precision},{scale})",
+    raise _unfit(value, kind)
+
+
+def _unfit(value: Decimal, kind: pa.DataType) -> InvalidClientData:
+    return InvalidClientData(
+        f"numeric value {value!s:.64} does not fit decimal({kind.precision},{kind.scale})",
         NUMBER_OUT_OF_RANGE,
     )
 
@@ -275,24 +338,6 @@ def parse_json_bytes(value: str) -> bytes:
 # -- from binary -----------------------------------------------------------------------------------
 
 
-def _window(data: ByteValues, layout: str) -> Any:
-    """Return a view of the numbers that begin at each byte."""
-    width = np.dtype(layout).itemsize
-    return np.ndarray((len(data) - width + 1,), layout, data, strides=(1,))
-
-
-def be32(data: ByteValues, places: Lengths) -> Lengths:
-    """Return the signed numbers of four bytes that begin at these places."""
-    numbers: Lengths = _window(data, ">i4")[places].astype(np.int64)
-    return numbers
-
-
-def be16(data: ByteValues, places: Lengths) -> Lengths:
-    """Return the signed numbers of two bytes that begin at these places."""
-    numbers: Lengths = _window(data, ">i2")[places].astype(np.int64)
-    return numbers
-
-
 _LAYOUTS: Final[dict[pa.DataType, str]] = {
     pa.bool_(): "u1",
     pa.int8(): ">i2",
@@ -308,7 +353,7 @@ _LAYOUTS: Final[dict[pa.DataType, str]] = {
 
 
 def parse_binary_column(
-    data: ByteValues, starts: Lengths, lengths: Lengths, kind: pa.DataType
+    data: ByteValues, starts: Places, lengths: Lengths, kind: pa.DataType
 ) -> pa.Array:
     """Convert values in binary format, which begin at these places (ascending; length -1: NULL), to
     a type that a table's column can have. `data` has `PAD_BYTES` behind it. Raises `ColumnError`.
@@ -320,7 +365,7 @@ def parse_binary_column(
         wrong = np.flatnonzero((lengths != width) & ~null)
         if len(wrong):
             raise _wrong_size(int(wrong[0]), int(lengths[wrong[0]]), width)
-        numbers = _window(data, layout)[starts]
+        numbers = window(data, layout)[starts]
         native = numbers.astype(numbers.dtype.newbyteorder("="))
         return _numbers_array(np.where(null, native.dtype.type(0), native), kind, mask)
     texts = take_values(data, starts, np.maximum(lengths, 0), mask)
@@ -329,7 +374,7 @@ def parse_binary_column(
     if pa.types.is_binary(kind):
         return texts.cast(pa.binary())
     if pa.types.is_decimal(kind):
-        found = _decimals(data, starts, lengths, null, kind)
+        found = parse_binary_decimals(data, starts, lengths, null, kind)
         if found is not None:
             return found
     wire = pg_type(kind)
@@ -355,70 +400,31 @@ def _numbers_array(numbers: Any, kind: pa.DataType, mask: RowMask | None) -> pa.
     if pa.types.is_boolean(kind):
         return pa.array(numbers != 0, kind, mask=mask)
     if pa.types.is_int8(kind):
-        _check_range(numbers, (numbers < -128) | (numbers > 127), NUMBER_OUT_OF_RANGE, "tinyint")
+        outside = np.flatnonzero((numbers < -128) | (numbers > 127))
+        if len(outside):
+            row = int(outside[0])
+            why = f"value {numbers[row]} is out of range for tinyint"
+            raise ColumnError(row, InvalidClientData(why, NUMBER_OUT_OF_RANGE))
         return pa.array(numbers.astype(np.int8), kind, mask=mask)
     if pa.types.is_date32(kind):
         days = numbers.astype(np.int64) + DAYS_TO_2000
-        _check_range(days, (days < _DAYS_MIN) | (days > _DAYS_MAX), TIME_OUT_OF_RANGE, "date")
+        _check_days(days, "date")
         return pa.array(days.astype(np.int32), pa.int32(), mask=mask).cast(kind)
     if pa.types.is_timestamp(kind):
         # Infinity is the largest number: clipped, so that the sum stays within 64 bits.
         times = np.minimum(numbers, 2**62) + US_TO_2000
-        days = times // DAY_US
-        _check_range(times, (days < _DAYS_MIN) | (days > _DAYS_MAX), TIME_OUT_OF_RANGE, "timestamp")
+        _check_days(times // DAY_US, "timestamp")
         return pa.array(times, pa.int64(), mask=mask).cast(kind)
+    if pa.types.is_floating(kind):
+        # A NaN has many forms in binary, and one in text: equal values are equal here.
+        numbers = np.where(np.isnan(numbers), numbers.dtype.type(np.nan), numbers)
     return pa.array(numbers, kind, mask=mask)
 
 
-def _check_range(numbers: Any, outside: Any, sqlstate: str, name: str) -> None:
-    rows = np.flatnonzero(outside)
-    if len(rows):
-        row = int(rows[0])
-        error = InvalidClientData(f"value {numbers[row]} is out of range for {name}", sqlstate)
-        raise ColumnError(row, error)
-
-
-def take_values(
-    data: ByteValues, starts: Lengths, lengths: Lengths, mask: RowMask | None
-) -> pa.Array:
-    """Return the values at these places (ascending) as large_binary; NULL where `mask` is true."""
-    count = len(starts)
-    if not count:
-        return pa.array([], pa.large_binary())
-    # One array over the buffer: its even elements are the values, its odd ones the gaps.
-    offsets = np.empty(2 * count, np.int64)
-    offsets[0::2] = starts
-    offsets[1::2] = starts + lengths
-    whole = pa.Array.from_buffers(
-        pa.large_binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )
-    return whole.take(pa.array(np.arange(0, 2 * count, 2), mask=mask))
-
-
-def _decimals(
-    data: ByteValues, starts: Lengths, lengths: Lengths, null: RowMask, kind: pa.DataType
-) -> pa.Array | None:
-    """Return decimals in binary format, all at once; None if any of them needs a closer look: it is
-    long, must be rounded, or is no finite number of the type."""
-    if kind.precision > _WORD_DIGITS_MAX or (lengths[~null] < 8).any():
-        return None
-    at = np.where(null, 0, starts)
-    count, weight, sign = (np.where(null, 0, be16(data, at + place)) for place in (0, 2, 4))
-    most = int(count.max(initial=0))
-    fits = (lengths == 8 + 2 * count) | null
-    if not fits.all() or most > _GROUPS_MAX or ((sign & ~NEGATIVE) != 0).any():
-        return None
-    total = np.zeros(len(starts), np.int64)
-    for place in range(most):
-        some = place < count
-        group = np.where(some, be16(data, np.where(some, at + 8 + 2 * place, 0)), 0)
-        power = 4 * (weight - place) + kind.scale
-        # A digit below the scale must be rounded away. The sum of terms below 10^18 fits.
-        beyond = (power < 0) | (group * 10.0 ** np.minimum(power, 99) >= _WORD_LIMIT)
-        if ((group < 0) | (group > 9999) | ((group != 0) & beyond)).any():
-            return None
-        total += group * 10 ** np.clip(power, 0, _WORD_DIGITS_MAX)
-    if (total >= 10**kind.precision).any():
-        return None
-    signed = np.where(sign == NEGATIVE, -total, total)
-    return decimal_array(signed, kind.precision, kind.scale, ~null if null.any() else None)
+def _check_days(days: Lengths, name: str) -> None:
+    outside = np.flatnonzero((days < _DAYS_MIN) | (days > _DAYS_MAX))
+    if len(outside):
+        row = int(outside[0])
+        shown = f"a {name} {'before year 1' if days[row] < 0 else 'after year 9999'}"
+        error = InvalidClientData(f"{shown} is out of range", TIME_OUT_OF_RANGE)
+        raise ColumnError(row, error, shown)

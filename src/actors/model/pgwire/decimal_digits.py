@@ -21,8 +21,10 @@ import pyarrow.compute as pc
 from actors.model.pgwire.encoded_values import (
     ByteValues,
     Lengths,
+    Places,
     RowMask,
     VariableValues,
+    be16,
     byte_array,
     compress,
     valid_mask,
@@ -42,6 +44,8 @@ _TRIPLES: Final = np.array(
 _GROUP: Final = 4
 """Decimal digits in one digit of base 10,000."""
 _GROUPS_MAX: Final = 256
+_FEW_GROUPS_MAX: Final = 64
+_WORD_LIMIT: Final = 1e18
 _HEADER: Final = struct.Struct("!hhHh")
 
 
@@ -212,3 +216,32 @@ def decimal_array(numbers: Lengths, precision: int, scale: int, valid: RowMask |
         len(numbers),
         [validity_buffer(valid), pa.py_buffer(words)],
     )
+
+
+def parse_binary_decimals(
+    data: ByteValues, starts: Places, lengths: Lengths, null: RowMask, kind: pa.DataType
+) -> pa.Array | None:
+    """Parse decimals in binary format, all at once; None if any of them needs a closer look: it is
+    long, must be rounded, or is no finite number of the type."""
+    if kind.precision > _WORD_DIGITS_MAX or (lengths[~null] < 8).any():
+        return None
+    at = np.where(null, 0, starts)
+    count, weight, sign = (np.where(null, 0, be16(data, at + place)) for place in (0, 2, 4))
+    most = int(count.max(initial=0))
+    fits = (lengths == 8 + 2 * count) | null
+    if not fits.all() or most > _FEW_GROUPS_MAX or ((sign & ~NEGATIVE) != 0).any():
+        return None
+    total = np.zeros(len(starts), np.int64)
+    for place in range(most):
+        some = place < count
+        group = np.where(some, be16(data, np.where(some, at + 8 + 2 * place, 0)), 0)
+        power = 4 * (weight - place) + kind.scale
+        # A digit below the scale must be rounded away. The sum of terms below 10^18 fits.
+        beyond = (power < 0) | (group * 10.0 ** np.minimum(power, 99) >= _WORD_LIMIT)
+        if ((group < 0) | (group > 9999) | ((group != 0) & beyond)).any():
+            return None
+        total += group * 10 ** np.clip(power, 0, _WORD_DIGITS_MAX)
+    if (total >= 10**kind.precision).any():
+        return None
+    signed = np.where(sign == NEGATIVE, -total, total)
+    return decimal_array(signed, kind.precision, kind.scale, ~null if null.any() else None)

@@ -11,8 +11,9 @@ changes nothing.
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Final
 
@@ -38,7 +39,7 @@ from actors.model.pgwire.messages import (
     SyncPipeline,
     TerminateSession,
 )
-from actors.runtime.errors import FrameTooLarge, MalformedFrame, RemoteProtocolError
+from actors.runtime.errors import FrameTooLarge, InvalidUsage, MalformedFrame, RemoteProtocolError
 
 STARTUP_BYTES_MAX: Final = 10_000
 CANCEL_KEY_BYTES_MAX: Final = 256
@@ -49,6 +50,8 @@ _SSL_REQUEST: Final = 80877103
 _GSS_REQUEST: Final = 80877104
 _CANCEL_REQUEST: Final = 80877102
 _HEADER_BYTES: Final = 5
+_WORD: Final = re.compile(r"(?:\\.|[^\s\\])+", re.DOTALL)
+_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 _U16: Final = struct.Struct("!H")
 _I32: Final = struct.Struct("!i")
 _U32: Final = struct.Struct("!I")
@@ -93,6 +96,45 @@ def parse_packet(body: bytes) -> EncryptionRequest | CancelRequest | StartupPack
     if len(texts) % 2:
         raise MalformedFrame(f"the parameter {texts[-1]!r} of a startup packet has no value")
     return StartupPacket(dict(zip(texts[::2], texts[1::2], strict=True)), code & 0xFFFF)
+
+
+def split_options(options: str) -> list[str]:
+    """Split a startup packet's `options` into words: whitespace separates, a backslash takes the
+    next character as it is.
+
+    >>> split_options(r"-c  a=b\\ c")
+    ['-c', 'a=b c']
+    """
+    return [_ESCAPED.sub(r"\1", word) for word in _WORD.findall(options)]
+
+
+def startup_variables(parameters: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the variables that a startup packet sets, those of its `options` too.
+
+    >>> startup_variables({"user": "me", "application_name": "psql", "options": "-c a=1 --b-c=2"})
+    [('application_name', 'psql'), ('a', '1'), ('b_c', '2')]
+
+    Raises:
+        InvalidUsage: It asks for something else.
+    """
+    if parameters.get("replication", "off").lower() not in ("off", "false", "no", "0"):
+        raise InvalidUsage("replication connections are not supported: leave replication out")
+    found = [
+        (name, value)
+        for name, value in parameters.items()
+        if name not in ("user", "database", "options", "replication")
+        and not name.startswith("_pq_.")
+    ]
+    words = split_options(parameters.get("options", ""))
+    while words:
+        word = words.pop(0)
+        if word == "-c" and words:
+            word = "--" + words.pop(0)
+        name, equals, value = word.removeprefix("--").removeprefix("-c").partition("=")
+        if not word.startswith(("--", "-c")) or not equals or not name:
+            raise InvalidUsage(f"invalid startup option {word[:64]!r}: expected -c name=value")
+        found.append((name.replace("-", "_"), value))
+    return found
 
 
 # -- bodies of messages ----------------------------------------------------------------------------
@@ -170,26 +212,21 @@ def _parse_bind(body: bytes) -> BindPortal:
     return BindPortal(portal, statement, formats, tuple(values), results)
 
 
-def _parse_describe(body: bytes) -> DescribePrepared | DescribePortal:
+def _named(
+    verb: str,
+    body: bytes,
+    statement: Callable[[str], FrontendMessage],
+    portal: Callable[[str], FrontendMessage],
+) -> FrontendMessage:
+    """Parse a body that names a prepared statement or a portal."""
     name = parse_text(body[1:])
     match body[:1]:
         case b"S":
-            return DescribePrepared(name)
+            return statement(name)
         case b"P":
-            return DescribePortal(name)
+            return portal(name)
         case other:
-            raise MalformedFrame(f"Describe of {other!r}: only S (statement) and P (portal) are")
-
-
-def _parse_close(body: bytes) -> CloseStatement | ClosePortal:
-    name = parse_text(body[1:])
-    match body[:1]:
-        case b"S":
-            return CloseStatement(name)
-        case b"P":
-            return ClosePortal(name)
-        case other:
-            raise MalformedFrame(f"Close of {other!r}: only S (statement) and P (portal) are")
+            raise MalformedFrame(f"{verb} of {other!r}: only S (statement) and P (portal) are")
 
 
 def _parse_execute(body: bytes) -> ExecutePortal:
@@ -204,9 +241,9 @@ _PARSERS: Final[dict[int, Callable[[bytes], FrontendMessage]]] = {
     ord("Q"): lambda body: SimpleQuery(parse_text(body)),
     ord("P"): _parse_parse,
     ord("B"): _parse_bind,
-    ord("D"): _parse_describe,
+    ord("D"): lambda body: _named("Describe", body, DescribePrepared, DescribePortal),
     ord("E"): _parse_execute,
-    ord("C"): _parse_close,
+    ord("C"): lambda body: _named("Close", body, CloseStatement, ClosePortal),
     ord("F"): FastpathCall,
     ord("d"): CopyInData,
     ord("f"): lambda body: CopyInFailure(parse_text(body)),

@@ -1,10 +1,11 @@
-"""Values of a column as a client gets them, and how they are joined to rows.
+"""Values of a column as they come and go: in one buffer, with their places, and joined to rows.
 
 Theory of operation. A column is encoded whole. Values of one width are an array of numbers
 (`FixedValues`), others an Arrow array of bytes (`VariableValues`). `FieldJoiner` interleaves
 columns to rows: neighbouring parts of fixed width become one array of records, so that a row has as
 many pieces as it has columns of varying width, and Arrow joins the pieces of all rows in one call.
-No value costs any Python of its own.
+What came is read where it lies, all values of a column at once (`window`, `take_values`). No value
+costs any Python of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import pyarrow.compute as pc
 
 Numbers: TypeAlias = npt.NDArray[Any]
 Lengths: TypeAlias = npt.NDArray[np.int64]
+Places: TypeAlias = npt.NDArray[np.int64]
+"""Where values begin in a buffer."""
 ByteValues: TypeAlias = npt.NDArray[np.uint8]
 RowMask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -148,6 +151,56 @@ def compress(block: ByteValues, keep: RowMask, valid: RowMask | None) -> pa.Arra
     # A selection by a mask goes row by row, so that each value's bytes stay together.
     lengths = np.count_nonzero(keep, axis=1)
     return byte_array(block[keep], offsets_of(lengths), valid)
+
+
+# -- values in a buffer --------------------------------------------------------------------------
+
+PAD_BYTES: Final = 16
+"""Bytes after the data, so that wide reads at its end stay within the buffer."""
+
+
+def window(data: ByteValues, layout: str) -> Any:
+    """Return a view of the numbers that begin at each byte."""
+    width = np.dtype(layout).itemsize
+    return np.ndarray((len(data) - width + 1,), layout, data, strides=(1,))
+
+
+def be32(data: ByteValues, places: Places) -> Places:
+    """Return the signed numbers of four bytes that begin at these places."""
+    numbers: Places = window(data, ">i4")[places].astype(np.int64)
+    return numbers
+
+
+def be16(data: ByteValues, places: Places) -> Places:
+    """Return the signed numbers of two bytes that begin at these places."""
+    numbers: Places = window(data, ">i2")[places].astype(np.int64)
+    return numbers
+
+
+def be64(data: ByteValues, places: Places) -> Places:
+    """Return the signed numbers of eight bytes that begin at these places."""
+    numbers: Places = window(data, ">i8")[places].astype(np.int64)
+    return numbers
+
+
+def take_values(
+    data: ByteValues, starts: Places, lengths: Lengths, mask: RowMask | None
+) -> pa.Array:
+    """Return the values at these places (ascending) as large_binary; NULL where `mask` is true."""
+    count = len(starts)
+    if not count:
+        return pa.array([], pa.large_binary())
+    # One array over the buffer: its even elements are the values, its odd ones the gaps.
+    offsets = np.empty(2 * count, np.int64)
+    offsets[0::2] = starts
+    offsets[1::2] = starts + lengths
+    whole = pa.Array.from_buffers(
+        pa.large_binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+    return whole.take(pa.array(np.arange(0, 2 * count, 2), mask=mask))
+
+
+# -- texts and rows --------------------------------------------------------------------------------
 
 
 class TextBlock:

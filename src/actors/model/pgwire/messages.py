@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from actors.model.pgwire.type_oids import PgType
 from actors.runtime.errors import RemoteProtocolError
 
 TEXT_FORMAT: Final = 0
@@ -262,30 +263,18 @@ class FieldDescription(msgspec.Struct, frozen=True):
     """One column of a result: its name and type, and how its values are sent."""
 
     name: str
-    type_oid: int
-    type_size: int
-    type_modifier: int = -1
+    type: PgType
     format: int = TEXT_FORMAT
-    table_oid: int = 0
-    column_number: int = 0
-    """Number of the column in that table, from 1 on; 0 if it is no table's column."""
 
 
 def encode_row_description(fields: Sequence[FieldDescription]) -> bytes:
     """Return RowDescription."""
     parts = [_U16.pack(len(fields))]
     for field in fields:
-        parts.append(_text(field.name))
-        parts.append(
-            _FIELD.pack(
-                field.table_oid,
-                field.column_number,
-                field.type_oid,
-                field.type_size,
-                field.type_modifier,
-                field.format,
-            )
-        )
+        kind = field.type
+        # The zeros: which column of which table it is, is not told.
+        sent = _FIELD.pack(0, 0, kind.oid, kind.size, kind.modifier, field.format)
+        parts.append(_text(field.name) + sent)
     return encode_message(b"T", b"".join(parts))
 
 
@@ -328,22 +317,9 @@ class ErrorReport(msgspec.Struct, frozen=True):
     severity: str = "ERROR"
     """``ERROR``, ``FATAL``, ``PANIC``; in notices ``WARNING``, ``NOTICE``, ``DEBUG``, ``INFO``,
     ``LOG``."""
-    detail: str = ""
     hint: str = ""
     position: int = 0
     """Place in the query's text, in characters, from 1 on; 0: unknown."""
-    internal_position: int = 0
-    internal_query: str = ""
-    where: str = ""
-    """Context: one line a level, the innermost first."""
-    schema_name: str = ""
-    table_name: str = ""
-    column_name: str = ""
-    type_name: str = ""
-    constraint_name: str = ""
-    file: str = ""
-    line: int = 0
-    routine: str = ""
 
 
 _REPORT_FIELDS: Final = (
@@ -351,20 +327,8 @@ _REPORT_FIELDS: Final = (
     ("severity", b"V"),  # the same again, but never translated
     ("sqlstate", b"C"),
     ("message", b"M"),
-    ("detail", b"D"),
     ("hint", b"H"),
     ("position", b"P"),
-    ("internal_position", b"p"),
-    ("internal_query", b"q"),
-    ("where", b"W"),
-    ("schema_name", b"s"),
-    ("table_name", b"t"),
-    ("column_name", b"c"),
-    ("type_name", b"d"),
-    ("constraint_name", b"n"),
-    ("file", b"F"),
-    ("line", b"L"),
-    ("routine", b"R"),
 )
 
 

@@ -15,14 +15,8 @@ from typing import Final
 
 from actors.model.pgwire.messages import BINARY_FORMAT, BindPortal, expand_formats
 from actors.model.pgwire.sqlstate import NOT_SUPPORTED, NUMBER_OUT_OF_RANGE, InvalidClientData
-from actors.model.pgwire.type_map import (
-    DECIMAL_DIGITS_MAX,
-    ELEMENT_OF,
-    FLOAT4,
-    INT2,
-    INT4,
-    spark_type,
-)
+from actors.model.pgwire.type_map import DECIMAL_DIGITS_MAX, ELEMENT_OF, spark_type
+from actors.model.pgwire.type_oids import FLOAT4, INT2, INT4
 from actors.model.pgwire.value_parsing import (
     UNTYPED,
     ParameterValue,

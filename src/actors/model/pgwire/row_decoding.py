@@ -20,16 +20,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from actors.model.pgwire.column_parsing import (
+from actors.model.pgwire.column_parsing import ColumnError, parse_binary_column, parse_text_column
+from actors.model.pgwire.copy_options import BINARY_SIGNATURE, CopyFormat, RowFormat
+from actors.model.pgwire.encoded_values import (
     PAD_BYTES,
-    ColumnError,
+    ByteValues,
+    Lengths,
+    RowMask,
     be32,
-    parse_binary_column,
-    parse_text_column,
     take_values,
 )
-from actors.model.pgwire.copy_options import BINARY_SIGNATURE, CopyFormat, RowFormat
-from actors.model.pgwire.encoded_values import ByteValues, Lengths, RowMask
 from actors.model.pgwire.sqlstate import (
     BAD_COPY_FORMAT,
     LIMIT_EXCEEDED,

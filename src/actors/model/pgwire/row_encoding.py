@@ -2,12 +2,15 @@
 
 A batch is encoded at once: all its rows lie in one buffer, one message a row, with the places where
 they end. So the caller should cut a large result into batches of a size that a slow reader may
-hold in memory.
+hold in memory. A few rows of plain types are encoded value by value, to the same bytes: kernels of
+Arrow do not repay their cost there.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
@@ -114,11 +117,95 @@ class RowEncoder:
         be sent."""
         if len(self._formats) != batch.num_columns:
             raise InvalidUsage(f"{len(self._formats)} formats, {batch.num_columns} columns")
+        few = encode_few(batch, self._formats)
+        if few is not None:
+            return few
         columns = [
             encode_binary(column) if code == BINARY_FORMAT else encode_text(column, self._time_zone)
             for column, code in zip(batch.columns, self._formats, strict=True)
         ]
         return _encoded(_join_fields(b"D", columns, batch.num_rows))
+
+
+# -- a few rows --------------------------------------------------------------------------------
+
+FEW_ROWS_MAX: Final = 16
+"""One row takes 6 us so, and 380 us by columns (2026-11, four plain columns); 16: 74 and 670."""
+_U32: Final = struct.Struct("!I")
+_NULL: Final = b"\xff\xff\xff\xff"
+_WHOLE: Final = {
+    pa.int16(): struct.Struct("!h"),
+    pa.int32(): struct.Struct("!i"),
+    pa.int64(): struct.Struct("!q"),
+}
+_DOUBLE: Final = struct.Struct("!d")
+_DOUBLES: Final = 1e-4, 1e15
+"""Absolute values between which the shortest text of a double has no exponent."""
+
+
+def encode_few(batch: pa.RecordBatch, formats: Sequence[int]) -> EncodedRows | None:
+    """Return a batch's rows as DataRow messages; None if they are many, or if a type or a value
+    needs more care.
+
+    >>> found = encode_few(pa.RecordBatch.from_pydict({"a": [1, None]}), (0,))
+    >>> found.offsets.tolist(), bytes(found.rows(0, 1))[5:]
+    ([0, 12, 23], b'\\x00\\x01\\x00\\x00\\x00\\x011')
+    """
+    if not 0 < batch.num_rows <= FEW_ROWS_MAX:
+        return None
+    columns = []
+    for column, code in zip(batch.columns, formats, strict=True):
+        fields = _few_fields(column, column.type, binary=code == BINARY_FORMAT)
+        if fields is None:
+            return None
+        columns.append(fields)
+    count = len(columns).to_bytes(2, "big")
+    rows = []
+    for cells in zip(*columns, strict=True):
+        body = count + b"".join(cells)
+        # The way by columns refuses it, with its size.
+        if len(body) + 4 > ROW_BYTES_MAX:
+            return None
+        rows.append(b"D" + _U32.pack(len(body) + 4) + body)
+    offsets = np.array([0, *accumulate(map(len, rows))], np.int64)
+    return EncodedRows(memoryview(b"".join(rows)), offsets)
+
+
+def _few_fields(column: pa.Array, kind: pa.DataType, *, binary: bool) -> list[bytes] | None:
+    """Return each value with its length before it; None where this is not the place for it."""
+    # Python's values: a few of them cost less than one call of a kernel.
+    found = []
+    for value in column.to_pylist():
+        data = b"" if value is None else _few_value(value, kind, binary=binary)
+        if data is None:
+            return None
+        found.append(_NULL if value is None else _U32.pack(len(data)) + data)
+    return found
+
+
+def _few_value(value: Any, kind: pa.DataType, *, binary: bool) -> bytes | None:
+    if isinstance(value, str):
+        return value.encode() if pa.types.is_string(kind) else None
+    if isinstance(value, bool):
+        return (b"\x01" if value else b"\x00") if binary else (b"t" if value else b"f")
+    if isinstance(value, int):
+        if not pa.types.is_integer(kind):
+            return None
+        if not binary:
+            return str(value).encode()
+        form = _WHOLE.get(kind)
+        return None if form is None else form.pack(value)
+    if isinstance(value, float) and pa.types.is_float64(kind):
+        if binary:
+            return _DOUBLE.pack(value)
+        low, high = _DOUBLES
+        # With an exponent, and for NaN and infinities, PostgreSQL has rules of its own.
+        if low <= abs(value) < high:
+            return repr(value).removesuffix(".0").encode()
+    return None
+
+
+# -- COPY out ----------------------------------------------------------------------------------
 
 
 class CopyEncoder:

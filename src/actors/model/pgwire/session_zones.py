@@ -115,8 +115,3 @@ def _unknown(text: str) -> InvalidUsage:
         f'invalid value for parameter "TimeZone": "{text[:64]}"; expected a name like Europe/Rome '
         "or a number of hours east of UTC"
     )
-
-
-def is_utc(zone: str) -> bool:
-    """Return whether a zone's name is one of UTC's."""
-    return zone in ("UTC", "GMT", "Etc/UTC", "Etc/GMT")

@@ -34,11 +34,16 @@ _YEARS_KEPT: Final = 16_384
 # -- time zones ------------------------------------------------------------------------------------
 
 
+def is_utc(name: str) -> bool:
+    """Return whether a zone's name is one of UTC's."""
+    return name in _UTC_NAMES
+
+
 @lru_cache(maxsize=256)
 def time_zone(name: str) -> dt.tzinfo:
     """Return the zone of a name: ``Europe/Rome``, ``UTC``, or an offset, ``+05:30``. Raises
     `InvalidUsage`."""
-    if name in _UTC_NAMES:
+    if is_utc(name):
         return dt.UTC
     try:
         if name[:1] in ("+", "-"):

@@ -6,106 +6,40 @@ is sent as text: a struct, a map, a variant, or an array of such or of arrays as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 
-from actors.model.plan.schema import UNBOUNDED_NUMERIC, result_type, text_limit
+from actors.model.pgwire import type_oids as pg
+from actors.model.pgwire.type_oids import PgType, sized
+from actors.model.plan.schema import UNBOUNDED_NUMERIC, inner_types, result_type, text_limit
 from actors.runtime.errors import InvalidUsage
 
-BOOL, BYTEA, NAME, INT8, INT2, INT4, TEXT, OID = 16, 17, 19, 20, 21, 23, 25, 26
-JSON, FLOAT4, FLOAT8, UNKNOWN, BPCHAR, VARCHAR = 114, 700, 701, 705, 1042, 1043
-DATE, TIME, TIMESTAMP, TIMESTAMPTZ, NUMERIC = 1082, 1083, 1114, 1184, 1700
-INTERVAL: Final = 1186
-UUID, JSONB = 2950, 3802
-
-DAYS_TO_2000: Final = 10_957
-US_TO_2000: Final = 946_684_800_000_000
-"""PostgreSQL's binary dates and times count from 2000 on, Arrow's from 1970."""
 DECIMAL_DIGITS_MAX: Final = 38
 _HEADER_BYTES: Final = 4
 """Number that PostgreSQL adds to a length, or to precision and scale, in a modifier."""
 
-
-class PgType(msgspec.Struct, frozen=True):
-    """A type as RowDescription has it."""
-
-    oid: int
-    size: int
-    """Bytes of a value in PostgreSQL's memory; -1: they vary."""
-    modifier: int = -1
-
-
-_SIZES: Final = {
-    BOOL: 1,
-    INT8: 8,
-    INT2: 2,
-    INT4: 4,
-    OID: 4,
-    FLOAT4: 4,
-    FLOAT8: 8,
-    DATE: 4,
-    TIME: 8,
-    TIMESTAMP: 8,
-    TIMESTAMPTZ: 8,
-    INTERVAL: 16,
-    UUID: 16,
-    NAME: 64,
-    UNKNOWN: -2,
-}
-ARRAY_OF: Final = {
-    BOOL: 1000,
-    BYTEA: 1001,
-    NAME: 1003,
-    INT2: 1005,
-    INT4: 1007,
-    TEXT: 1009,
-    BPCHAR: 1014,
-    VARCHAR: 1015,
-    INT8: 1016,
-    FLOAT4: 1021,
-    FLOAT8: 1022,
-    OID: 1028,
-    TIMESTAMP: 1115,
-    DATE: 1182,
-    TIME: 1183,
-    TIMESTAMPTZ: 1185,
-    INTERVAL: 1187,
-    NUMERIC: 1231,
-    JSON: 199,
-    UUID: 2951,
-    JSONB: 3807,
-}
-"""Type of the arrays of a type."""
-ELEMENT_OF: Final = {array: element for element, array in ARRAY_OF.items()}
-"""Type of an array's elements."""
-
 _SCALARS: Final[dict[pa.DataType, int]] = {
-    pa.bool_(): BOOL,
+    pa.bool_(): pg.BOOL,
     # There is no type of one byte; unsigned ones take the next larger.
-    pa.int8(): INT2,
-    pa.uint8(): INT2,
-    pa.int16(): INT2,
-    pa.uint16(): INT4,
-    pa.int32(): INT4,
-    pa.uint32(): INT8,
-    pa.int64(): INT8,
-    pa.float32(): FLOAT4,
-    pa.float64(): FLOAT8,
-    pa.string(): TEXT,
-    pa.large_string(): TEXT,
-    pa.binary(): BYTEA,
-    pa.large_binary(): BYTEA,
-    pa.date32(): DATE,
-    pa.null(): TEXT,
+    pa.int8(): pg.INT2,
+    pa.uint8(): pg.INT2,
+    pa.int16(): pg.INT2,
+    pa.uint16(): pg.INT4,
+    pa.int32(): pg.INT4,
+    pa.uint32(): pg.INT8,
+    pa.int64(): pg.INT8,
+    pa.float32(): pg.FLOAT4,
+    pa.float64(): pg.FLOAT8,
+    pa.string(): pg.TEXT,
+    pa.large_string(): pg.TEXT,
+    pa.binary(): pg.BYTEA,
+    pa.large_binary(): pg.BYTEA,
+    pa.date32(): pg.DATE,
+    pa.null(): pg.TEXT,
 }
-
-
-def sized(oid: int, modifier: int = -1) -> PgType:
-    """Return a type with its size."""
-    return PgType(oid, _SIZES.get(oid, -1), modifier)
 
 
 def numeric_modifier(precision: int, scale: int) -> int:
@@ -114,7 +48,26 @@ def numeric_modifier(precision: int, scale: int) -> int:
     >>> numeric_modifier(12, 2)
     786438
     """
-    return (precision << 16 | scale) + _HEADER_BYTES
+    return (precision << 16 | scale & 0x7FF) + _HEADER_BYTES
+
+
+def decimal_type(modifier: int) -> str | None:
+    """Return the decimal that holds all values of a ``numeric`` of that modifier; None: none does,
+    or the modifier names no precision.
+
+    >>> decimal_type(numeric_modifier(12, 2)), decimal_type(numeric_modifier(2, -3))
+    ('decimal(12,2)', 'decimal(5,0)')
+    """
+    if modifier < _HEADER_BYTES:
+        return None
+    digits, scale = (modifier - _HEADER_BYTES) >> 16, (modifier - _HEADER_BYTES) & 0x7FF
+    # Eleven bits with a sign: numeric(2,-3) holds 99000.
+    scale = (scale ^ 0x400) - 0x400
+    if scale < 0:
+        digits, scale = digits - scale, 0
+    # numeric(3,5) holds 0.00123: a decimal counts the zeros after its point, too.
+    digits = max(digits, scale)
+    return f"decimal({digits},{scale})" if digits <= DECIMAL_DIGITS_MAX else None
 
 
 @lru_cache(maxsize=1024)
@@ -127,23 +80,27 @@ def pg_type(kind: pa.DataType) -> PgType:
     if (oid := _SCALARS.get(kind)) is not None:
         return sized(oid)
     if pa.types.is_decimal(kind):
-        return sized(NUMERIC, numeric_modifier(kind.precision, kind.scale))
+        return sized(pg.NUMERIC, numeric_modifier(kind.precision, kind.scale))
     if pa.types.is_timestamp(kind):
-        return sized(TIMESTAMP if kind.tz is None else TIMESTAMPTZ)
+        return sized(pg.TIMESTAMP if kind.tz is None else pg.TIMESTAMPTZ)
     if pa.types.is_time(kind):
-        return sized(TIME)
+        return sized(pg.TIME)
     if pa.types.is_duration(kind) or pa.types.is_interval(kind):
-        return sized(INTERVAL)
+        return sized(pg.INTERVAL)
     # An encoding of Arrow's, no type of its own.
     if pa.types.is_dictionary(kind):
         return pg_type(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        element = pg_type(kind.value_type)
-        # Arrays of arrays may be ragged, which PostgreSQL's cannot be.
-        if element.oid in ARRAY_OF and element.oid != JSON:
-            return sized(ARRAY_OF[element.oid], element.modifier)
-        return sized(JSON)
-    return sized(JSON if pa.types.is_nested(kind) else TEXT)
+        return _array_type([pg_type(kind.value_type)])
+    return sized(pg.JSON if pa.types.is_nested(kind) else pg.TEXT)
+
+
+def _array_type(inner: Sequence[PgType]) -> PgType:
+    """Return the type of arrays of one type; JSON for what PostgreSQL has no arrays of."""
+    # Arrays of arrays may be ragged, which PostgreSQL's cannot be.
+    if len(inner) != 1 or inner[0].oid not in pg.ARRAY_OF or inner[0].oid == pg.JSON:
+        return sized(pg.JSON)
+    return sized(pg.ARRAY_OF[inner[0].oid], inner[0].modifier)
 
 
 @lru_cache(maxsize=1024)
@@ -158,45 +115,53 @@ def pg_type_of_spark(text: str) -> PgType:
     limit = text_limit(text)
     if limit is not None:
         length, padded = limit
-        return sized(BPCHAR if padded else VARCHAR, length + _HEADER_BYTES)
+        return sized(pg.BPCHAR if padded else pg.VARCHAR, length + _HEADER_BYTES)
+    # By its text, which alone has the length of a VARCHAR.
+    if text.strip().lower().startswith("array<"):
+        return _array_type([pg_type_of_spark(inner) for inner in inner_types(text)])
     try:
         return pg_type(result_type(text))
     except (InvalidUsage, ValueError):
         # Texts may name types that no result has: a variant, or Spark's `interval` of all parts.
-        nested = text.strip().lower().startswith(("variant", "struct<", "map<", "array<"))
-        return sized(JSON if nested else TEXT)
+        nested = text.strip().lower().startswith(("variant", "struct<", "map<"))
+        return sized(pg.JSON if nested else pg.TEXT)
 
 
-_SPARK: Final = {
-    BOOL: "boolean",
-    BYTEA: "binary",
-    INT2: "smallint",
-    INT4: "int",
-    INT8: "bigint",
-    OID: "bigint",
-    FLOAT4: "float",
-    FLOAT8: "double",
-    DATE: "date",
-    TIMESTAMP: "timestamp_ntz",
-    TIMESTAMPTZ: "timestamp",
-    **dict.fromkeys((NAME, TEXT, JSON, UNKNOWN, BPCHAR, VARCHAR, UUID, JSONB, TIME), "string"),
+SPARK_OF: Final = {
+    pg.BOOL: "boolean",
+    pg.BYTEA: "binary",
+    pg.INT2: "smallint",
+    pg.INT4: "int",
+    pg.INT8: "bigint",
+    pg.OID: "bigint",
+    pg.FLOAT4: "float",
+    pg.FLOAT8: "double",
+    pg.DATE: "date",
+    pg.TIMESTAMP: "timestamp_ntz",
+    pg.TIMESTAMPTZ: "timestamp",
+    **dict.fromkeys((pg.NAME, pg.TEXT, pg.UNKNOWN, pg.BPCHAR, pg.VARCHAR), "string"),
+    **dict.fromkeys((pg.JSON, pg.JSONB, pg.UUID, pg.TIME), "string"),
 }
+"""Spark's type that holds values of a type; `spark_type` knows ``numeric`` and arrays, too."""
+ELEMENT_OF: Final = {
+    array: element
+    for element, array in pg.ARRAY_OF.items()
+    if element in SPARK_OF or element in (pg.NUMERIC, pg.INTERVAL)
+}
+"""Type of an array's elements, of the arrays that are read as such: others stay text."""
 
 
 def spark_type(oid: int, modifier: int = -1) -> str | None:
     """Return the Spark type that holds values of a type; None: there is none.
 
-    >>> spark_type(NUMERIC, numeric_modifier(12, 2)), spark_type(1016)
+    >>> spark_type(pg.NUMERIC, numeric_modifier(12, 2)), spark_type(1016)
     ('decimal(12,2)', 'array<bigint>')
     """
-    if oid == NUMERIC:
-        if modifier < _HEADER_BYTES:
-            return UNBOUNDED_NUMERIC
-        precision, scale = divmod(modifier - _HEADER_BYTES, 1 << 16)
-        return f"decimal({precision},{scale})" if precision <= DECIMAL_DIGITS_MAX else None
+    if oid == pg.NUMERIC:
+        return UNBOUNDED_NUMERIC if modifier < _HEADER_BYTES else decimal_type(modifier)
     if oid in ELEMENT_OF:
         element = spark_type(ELEMENT_OF[oid], modifier)
         return None if element is None else f"array<{element}>"
-    if oid in (BPCHAR, VARCHAR) and modifier > _HEADER_BYTES:
-        return f"{'char' if oid == BPCHAR else 'varchar'}({modifier - _HEADER_BYTES})"
-    return _SPARK.get(oid)
+    if oid in (pg.BPCHAR, pg.VARCHAR) and modifier > _HEADER_BYTES:
+        return f"{'char' if oid == pg.BPCHAR else 'varchar'}({modifier - _HEADER_BYTES})"
+    return SPARK_OF.get(oid)

@@ -37,9 +37,9 @@ from actors.model.pgwire.encoded_values import (
     value_data,
     value_offsets,
 )
-from actors.model.pgwire.interval_values import interval_binary, interval_text, is_interval
-from actors.model.pgwire.time_text import date_text, time_text, timestamp_text
-from actors.model.pgwire.type_map import DAYS_TO_2000, JSON, US_TO_2000, pg_type
+from actors.model.pgwire.time_text import DAY_US, date_text, time_text, timestamp_text
+from actors.model.pgwire.type_map import pg_type
+from actors.model.pgwire.type_oids import DAYS_TO_2000, JSON, US_TO_2000
 from actors.runtime.errors import InvalidUsage
 
 _LARGE_BINARY: Final = pa.large_binary()
@@ -122,8 +122,8 @@ def encode_text(array: pa.Array, time_zone: str = "UTC") -> EncodedValues:
         return timestamp_text(_times_us(array), zone, valid)
     if pa.types.is_time(kind):
         return time_text(_times_us(array), valid)
-    if is_interval(kind):
-        return interval_text(array)
+    if _is_interval(kind):
+        return _interval_text(array)
     if pa.types.is_null(kind):
         return VariableValues(pa.nulls(len(array), _LARGE_BINARY))
     if pa.types.is_nested(kind) and pg_type(kind).oid != JSON:
@@ -259,8 +259,8 @@ def encode_binary(array: pa.Array) -> EncodedValues:
         return FixedValues(_since_2000(_times_us(array), US_TO_2000, _INT64_MIN), ">i8", valid)
     if pa.types.is_time(kind):
         return FixedValues(_times_us(array), ">i8", valid)
-    if is_interval(kind):
-        return interval_binary(array)
+    if _is_interval(kind):
+        return _interval_binary(array)
     if pa.types.is_nested(kind) and pg_type(kind).oid != JSON:
         return VariableValues(_array_binary(array))
     # What is sent as text has the same form in both formats.
@@ -304,6 +304,87 @@ def _array_binary(array: pa.Array) -> pa.Array:
     heads = compress(header.view(np.uint8), keep, None)
     joined = pc.binary_join_element_wise(heads, bodies, pa.scalar(b"", _LARGE_BINARY))
     return pc.if_else(array.is_valid(), joined, None) if array.null_count else joined
+
+
+# -- intervals -------------------------------------------------------------------------------------
+
+_INTERVAL: Final = np.dtype([("months", "<i4"), ("days", "<i4"), ("nanos", "<i8")])
+"""A value of Arrow's `month_day_nano_interval` in memory."""
+_WIRE_INTERVAL: Final = np.dtype([("micros", ">i8"), ("days", ">i4"), ("months", ">i4")])
+"""A value in PostgreSQL's binary format."""
+
+
+def _is_interval(kind: pa.DataType) -> bool:
+    """Return whether values of an Arrow type are sent as intervals."""
+    return bool(pa.types.is_duration(kind) or pa.types.is_interval(kind))
+
+
+def _interval_binary(array: pa.Array) -> EncodedValues:
+    """Return intervals in binary format: eight bytes of microseconds, four of days, four of
+    months."""
+    months, days, micros = _interval_parts(array)
+    values = np.empty(len(array), _WIRE_INTERVAL)
+    values["micros"], values["days"], values["months"] = micros, days, months
+    layout = f"V{_WIRE_INTERVAL.itemsize}"
+    return FixedValues(values.view(layout), layout, valid_mask(array))
+
+
+def _interval_text(array: pa.Array) -> EncodedValues:
+    """Return intervals in PostgreSQL's style ``postgres``: ``1 day 04:05:06.7``."""
+    parts = (part.tolist() for part in _interval_parts(array))
+    texts = [_one_interval(*each).encode() for each in zip(*parts, strict=True)]
+    made = pa.array(texts, pa.large_binary())
+    return VariableValues(pc.if_else(array.is_valid(), made, None) if array.null_count else made)
+
+
+def _interval_parts(array: pa.Array) -> tuple[Numbers, Numbers, Lengths]:
+    """Return the months, days and microseconds of each value; 0 where it is NULL. Day-time
+    intervals are Arrow durations, year-month intervals Arrow's months, days and nanoseconds."""
+    if pa.types.is_duration(array.type):
+        if array.type.unit != "us":
+            array = array.cast(pa.duration("us"), safe=False)
+        micros = fixed_numbers(array, "i8")
+        # Days are the whole ones of all microseconds, as where PostgreSQL subtracts timestamps.
+        # Towards zero, so that all parts have one sign: -1 hour is no day less and 23 hours more.
+        rest = np.fmod(micros, DAY_US)
+        return np.zeros(len(array), np.int32), (micros - rest) // DAY_US, rest
+    data = array.buffers()[1]
+    if data is None or not len(array):
+        return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int64)
+    values = np.frombuffer(data, _INTERVAL, len(array), array.offset * _INTERVAL.itemsize)
+    valid = valid_mask(array)
+    if valid is not None:
+        values = np.where(valid, values, np.zeros((), _INTERVAL))
+    nanos = values["nanos"]
+    return values["months"], values["days"], (nanos - np.fmod(nanos, 1000)) // 1000
+
+
+def _one_interval(months: int, days: int, micros: int) -> str:
+    """Return one interval as text.
+
+    >>> _one_interval(-14, 3, -1_500_000)
+    '-1 years -2 mons +3 days -00:00:01.5'
+    >>> _one_interval(0, 0, 0), _one_interval(1, 0, 0), _one_interval(-1, 0, 3_600_000_000)
+    ('00:00:00', '1 mon', '-1 mons +01:00:00')
+    """
+    # As EncodeInterval of PostgreSQL: a part after a negative one shows its sign.
+    sign = -1 if months < 0 else 1
+    years, months = divmod(abs(months), 12)
+    words: list[str] = []
+    negative = False
+    for value, unit in ((sign * years, "year"), (sign * months, "mon"), (days, "day")):
+        if not value:
+            continue
+        plus = "+" if negative and value > 0 else ""
+        words.append(f"{plus}{value} {unit}{'' if value == 1 else 's'}")
+        negative = value < 0
+    if micros or not words:
+        seconds, micros_left = divmod(abs(micros), 1_000_000)
+        fraction = f".{micros_left:06d}".rstrip("0") if micros_left else ""
+        mark = "-" if micros < 0 else "+" if negative else ""
+        hours, seconds = divmod(seconds, 3600)
+        words.append(f"{mark}{hours:02d}:{seconds // 60:02d}:{seconds % 60:02d}{fraction}")
+    return " ".join(words)
 
 
 # -- what PostgreSQL has no type for ---------------------------------------------------------------

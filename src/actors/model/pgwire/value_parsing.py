@@ -16,7 +16,7 @@ import struct
 import uuid
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from actors.model.pgwire.decimal_digits import parse_binary_decimal
 from actors.model.pgwire.sqlstate import (
@@ -32,13 +32,13 @@ from actors.model.pgwire.sqlstate import (
     InvalidClientData,
 )
 from actors.model.pgwire.time_text import local_to_utc_second
-from actors.model.pgwire.type_map import (
+from actors.model.pgwire.type_map import ELEMENT_OF
+from actors.model.pgwire.type_oids import (
     BOOL,
     BPCHAR,
     BYTEA,
     DATE,
     DAYS_TO_2000,
-    ELEMENT_OF,
     FLOAT4,
     FLOAT8,
     INT2,
@@ -78,7 +78,8 @@ UNTYPED: Final = 0
 """OID of a parameter whose type the client left open."""
 TEXTS: Final = frozenset({UNTYPED, TEXT, NAME, JSON, UNKNOWN, BPCHAR, VARCHAR})
 """Types whose binary form is their text."""
-_SHOWN_MAX: Final = 64
+SHOWN_MAX: Final = 64
+"""Characters of a value that an error shows."""
 _EPOCH_DATE: Final = dt.date(1970, 1, 1)
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _INT_LIMITS: Final = {
@@ -104,7 +105,9 @@ _FLOAT: Final = re.compile(
     r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?|inf(?:inity)?)|nan",
     re.IGNORECASE,
 )
-_DECIMAL_TEXT_MAX: Final = 2_000
+_FLOAT_TEXT_MAX: Final = 2_000
+_DECIMAL_TEXT_MAX: Final = 131_072 + 16_383 + 2
+"""Characters of the longest ``numeric`` of PostgreSQL."""
 _TIME: Final = re.compile(
     r"(?P<year>[0-9]{4,7})-(?P<month>[0-9]{1,2})-(?P<day>[0-9]{1,2})"
     r"(?:[T ]\s*(?P<hour>[0-9]{1,2}):(?P<minute>[0-9]{2})"
@@ -117,6 +120,20 @@ _OFFSET: Final = re.compile(r"([+-])([0-9]{1,2}):?([0-9]{2})?:?([0-9]{2})?")
 _ABBREVIATIONS: Final = {"CET": 3600, "EET": 7200, "MET": 3600, "WET": 0}
 """Seconds east of UTC: to PostgreSQL these are winter time all the year in a text."""
 _BOUNDS: Final = re.compile(r"(?:\[-?[0-9]{1,10}:-?[0-9]{1,10}\])+=")
+_BLANK: Final = r"[ \t\n\v\f\r]*+"
+_OPENING: Final = re.compile(rf"{_BLANK}\{{{_BLANK}(\}})?")
+_ELEMENT: Final = re.compile(
+    rf"""{_BLANK}
+    (?: "([^"\\]*+ (?:\\. [^"\\]*+)*+)" {_BLANK}
+      | ([^"{{}},\\]*+ (?:\\. [^"{{}},\\]*+)*+)
+    ) ([,}}])""",
+    re.DOTALL | re.VERBOSE,
+)
+"""One element of an array, in quotes or bare, and the comma or brace after it."""
+_BEHIND: Final = re.compile(rf"{_BLANK}([,}}])")
+_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
+_DIMENSIONS_MAX: Final = 6
+"""Most dimensions of an array, as in PostgreSQL."""
 _OCTAL: Final = re.compile(rb"\\(?:\\|[0-3][0-7]{2})|[^\\]")
 _HEX: Final = re.compile(r"(?:[ \n\t\r]|[0-9a-fA-F]{2})*")
 _UUID: Final = re.compile(r"(\{)?[0-9a-fA-F]{4}(?:-?[0-9a-fA-F]{4}){7}(?(1)\})")
@@ -127,13 +144,13 @@ U+00A0 and U+001C to U+001F are part of a text."""
 
 def invalid(kind: str, text: str, sqlstate: str = INVALID_TEXT) -> InvalidClientData:
     """Return the error for a text that is no value of a type."""
-    shown = text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
+    shown = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
     return InvalidClientData(f'invalid input syntax for type {kind}: "{shown}"', sqlstate)
 
 
 def _out_of_range(kind: str, text: str, sqlstate: str = NUMBER_OUT_OF_RANGE) -> InvalidClientData:
     return InvalidClientData(
-        f'value "{text[:_SHOWN_MAX]}" is out of range for type {kind}', sqlstate
+        f'value "{text[:SHOWN_MAX]}" is out of range for type {kind}', sqlstate
     )
 
 
@@ -181,7 +198,7 @@ def _parse_float(oid: int) -> Callable[[str], float]:
 
     def parse(text: str) -> float:
         stripped = text.strip(BLANKS)
-        if len(stripped) > _DECIMAL_TEXT_MAX or _FLOAT.fullmatch(stripped) is None:
+        if len(stripped) > _FLOAT_TEXT_MAX or _FLOAT.fullmatch(stripped) is None:
             raise invalid(name, text)
         number = float(stripped)
         if oid == FLOAT4:
@@ -214,15 +231,16 @@ def _finite(number: Decimal) -> Decimal:
     return number
 
 
-_TRUE: Final = frozenset({"t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"})
-_FALSE: Final = frozenset({"f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"})
+TRUE_WORDS: Final = frozenset({"t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"})
+FALSE_WORDS: Final = frozenset({"f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"})
 
 
-def _parse_boolean(text: str) -> bool:
+def parse_boolean(text: str) -> bool:
+    """Parse a boolean, which PostgreSQL lets clients abbreviate. Raises `InvalidClientData`."""
     word = text.strip(BLANKS).lower()
-    if word in _TRUE:
+    if word in TRUE_WORDS:
         return True
-    if word in _FALSE:
+    if word in FALSE_WORDS:
         return False
     raise invalid("boolean", text)
 
@@ -380,7 +398,7 @@ def _parse_timestamp(text: str, oid: int, zone: str) -> dt.datetime:
 
 
 _TEXT_PARSERS: Final[dict[int, Callable[[str], ParameterValue]]] = {
-    BOOL: _parse_boolean,
+    BOOL: parse_boolean,
     **{oid: _parse_integer(oid) for oid in _INT_LIMITS},
     FLOAT4: _parse_float(FLOAT4),
     FLOAT8: _parse_float(FLOAT8),
@@ -393,71 +411,84 @@ _TEXT_PARSERS: Final[dict[int, Callable[[str], ParameterValue]]] = {
 }
 
 
-def check_elements(count: int) -> None:
-    """Raise `InvalidClientData` for too many elements of arrays."""
-    if count > ARRAY_ELEMENTS_MAX:
-        raise InvalidClientData(
-            f"arrays have at most {ARRAY_ELEMENTS_MAX} elements", LIMIT_EXCEEDED
-        )
+def check_elements(count: int, elements_max: int | None = None) -> None:
+    """Raise `InvalidClientData` for too many elements of arrays; `elements_max` None: more than
+    `ARRAY_ELEMENTS_MAX`."""
+    elements_max = ARRAY_ELEMENTS_MAX if elements_max is None else elements_max
+    if count > elements_max:
+        raise InvalidClientData(f"arrays have at most {elements_max} elements", LIMIT_EXCEEDED)
 
 
-def parse_array(text: str) -> list[str | None]:
+def parse_array(text: str, elements_max: int | None = None) -> list[str | None]:
     r"""Parse the elements of an array's text, of one dimension. Raises `InvalidClientData`.
 
     >>> parse_array(r'{1, NULL,"a,\"b"}')
     ['1', None, 'a,"b']
     """
-    body = _BOUNDS.sub("", text.strip(BLANKS), count=1)
-    end = len(body) - 1
-    if end < 1 or body[0] != "{" or body[end] != "}":
-        raise invalid("array", text)
-    words: list[str | None] = []
-    at = _skip_blanks(body, 1, end)
-    if at == end:
-        return words
-    while True:
-        word, at = _take_element(body, at, end, text)
-        words.append(word)
-        check_elements(len(words))
-        if at == end:
-            return words
-        at = _skip_blanks(body, at + 1, end)
-
-
-def _skip_blanks(body: str, at: int, end: int) -> int:
-    while at < end and body[at] in BLANKS:
-        at += 1
-    return at
-
-
-def _take_element(body: str, at: int, end: int, text: str) -> tuple[str | None, int]:
-    """Return (the element that begins at that place, the place of the comma or brace after it)."""
-    if body[at] == "{":
+    elements = parse_nested_array(text, elements_max)
+    if any(isinstance(each, list) for each in elements):
         raise InvalidClientData("only arrays of one dimension can be held", NOT_SUPPORTED)
-    quoted = body[at] == '"'
-    at += quoted
-    parts: list[str] = []
-    kept = 0
-    while at < end and body[at] != ('"' if quoted else ","):
-        if body[at] in '"{}' and not quoted:
-            raise invalid("array", text)
-        # A backslash takes the next character as it is.
-        escaped = body[at] == "\\"
-        at += escaped
-        parts.append(body[at])
-        at += 1
-        if escaped:
-            kept = len(parts)
-    if quoted and at < end:
-        at = _skip_blanks(body, at + 1, end)
-        if at == end or body[at] == ",":
-            return "".join(parts), at
-    # An escaped blank at the end is part of the value.
-    word = "".join(parts[:kept]) + "".join(parts[kept:]).rstrip(BLANKS)
-    # Past the end: the last brace was taken for an escaped one.
-    if quoted or at > end or not word:
+    return elements
+
+
+def parse_nested_array(text: str, elements_max: int | None = None) -> list[Any]:
+    """Parse the elements of an array's text: texts, None, and lists of these for further
+    dimensions. Raises `InvalidClientData`.
+
+    >>> parse_nested_array("[0:1]={{1,2},{3,NULL}}")
+    [['1', '2'], ['3', None]]
+    """
+    body = text.strip(BLANKS)
+    if body.startswith("[") and (bounds := _BOUNDS.match(body)) is not None:
+        body = body[bounds.end() :]
+    most = ARRAY_ELEMENTS_MAX if elements_max is None else elements_max
+    levels: list[list[Any]] = []
+    at, count = 0, 0
+    while True:
+        found = _ELEMENT.match(body, at) if levels else None
+        if found is not None:
+            quoted, bare, end = found.groups()
+            levels[-1].append(_unquoted(quoted) if bare is None else _bare(bare, text))
+            count += 1
+            # Within the loop: a short text must not become many objects before it is refused.
+            if count > most:
+                check_elements(count, most)
+        else:
+            found = _OPENING.match(body, at)
+            if found is None or len(levels) == _DIMENSIONS_MAX:
+                raise invalid("array", text)
+            levels.append([])
+            end = found[1]
+        at = found.end()
+        # An array ends with its brace, and is an element of the one around it.
+        while end == "}":
+            array = levels.pop()
+            if not levels:
+                if at != len(body):
+                    raise invalid("array", text)
+                return array
+            levels[-1].append(array)
+            found = _BEHIND.match(body, at)
+            if found is None:
+                raise invalid("array", text)
+            end, at = found[1], found.end()
+
+
+def _unquoted(word: str) -> str:
+    return _ESCAPED.sub(r"\1", word) if "\\" in word else word
+
+
+def _bare(word: str, text: str) -> str | None:
+    """Return an element without quotes; `text` is the whole array."""
+    found = word.rstrip(BLANKS)
+    if not found:
         raise invalid("array", text)
-    return None if word.upper() == "NULL" and not kept else word, at
+    if "\\" not in found:
+        return None if found.upper() == "NULL" else found
+    # An escaped blank at the end is part of the value.
+    if (len(found) - len(found.rstrip("\\"))) % 2:
+        found = word[: len(found) + 1]
+    return _unquoted(found)
 
 
 # -- binary ----------------------------------------------------------------------------------------

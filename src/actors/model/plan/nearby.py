@@ -1,4 +1,9 @@
-"""Rows of a table near a step's changes: all of a partition that a window function needs.
+"""Narrows the inputs of a step to the rows that a change can affect. Pure.
+
+- `rows_in_range`: of a table whose rows are compared with a bound, those between the bound's old
+  and new values;
+- `nearby_rows`: of a partition that a window function reads, the rows near a change;
+- `covered_changes`: of a step's changes, those up to the edges of groups whose first rows are kept.
 
 A window function reads a whole partition, but ``lag`` or a frame of ten rows say nothing new of a
 row far from every change, and of the first ten rows of a partition only its beginning matters. A
@@ -33,15 +38,16 @@ from numpy.typing import NDArray
 from actors.model.plan.input_names import InputKind
 from actors.model.plan.schema import DIFF, TIME
 
-# Rows between the old and the new value of a bound: all that a change of the bound can affect
-# Rows are compared with one row, ``placed > (SELECT max(placed) …) - 24 hours``, and that row
-# changes. A row beyond all values that the bound had compares with each of them alike: it meets the
-# bound that is retracted and the new one, and its changes for both sum to nothing, as long as the
-# changes of the one row sum to nothing at each time, and nothing else is read of it.
+# -- rows in the range of a bound ------------------------------------------------------------------
 
 
 class ComparedRange(msgspec.Struct, frozen=True):
     """Selects the rows that a changed bound can affect: a lookup without a key reads no others.
+
+    Rows are compared with one row, ``placed > (SELECT max(placed) …) - 24 hours``, and that row
+    changes. A row beyond all values that the bound had compares with each of them alike: it meets
+    the bound that is retracted and the new one, and its changes for both sum to nothing, as long as
+    the changes of the one row sum to nothing at each time, and nothing else is read of it.
 
     `lookup` is its number. Each of `columns`, of its target, is compared with the column of
     `bounds` beside it, of its only origin.
@@ -118,6 +124,8 @@ def _compares(own: pa.DataType, bound: pa.DataType) -> bool:
 def _is_ordered(kind: pa.DataType) -> bool:
     return bool(pa.types.is_decimal(kind) or pa.types.is_temporal(kind))
 
+
+# -- rows near a change ----------------------------------------------------------------------------
 
 Reach: TypeAlias = Literal["rows", "first", "distinct", "range", "gap"]
 _Numbers: TypeAlias = NDArray[np.int64]
@@ -304,15 +312,16 @@ def _numbers(column: pa.ChunkedArray) -> _Numbers:
     return found
 
 
-# Changes of a table up to the edges of their groups: all that may move the groups' first rows
-# Of a group whose first rows are kept (`views.rule_top`) a hidden state holds the last one, its
-# edge; a change behind the edge does not affect the view. Where group and order are columns of a
-# table, that is known before Spark runs, and where no change is left Spark does not run at all.
+# -- changes up to the edges of groups -------------------------------------------------------------
 
 
 class CoveredChanges(msgspec.Struct, frozen=True):
     """The input ``k{n}`` of a step: the changes ``d{n}`` that stand no further than the edge
     of their group, which is in ``h{edges}``, and all changes of groups without one.
+
+    Of a group whose first rows are kept (`views.rule_top`) a hidden state holds the last one, its
+    edge; a change behind the edge does not affect the view. Where group and order are columns of a
+    table, that is known before Spark runs, and where no change is left Spark does not run at all.
 
     `keys` and `order` are columns of the table, the `edge_columns` those of the state for them.
     """

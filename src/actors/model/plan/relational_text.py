@@ -35,6 +35,7 @@ from actors.model.plan.relational import (
     WindowFunctions,
     columns_of,
 )
+from actors.model.plan.schema import quote
 
 _ID: Final = re.compile(r"[a-z]\d\w*")
 _NOTHING: Final = "1 AS no_column"
@@ -49,15 +50,6 @@ QUOTED: Final = re.compile(
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 _TEXTS_MAX: Final = 8192
 """Expressions whose words are remembered: a plan's are asked for again and again."""
-
-
-def quote(name: str) -> str:
-    """Return a name as Spark SQL text.
-
-    >>> quote("net price")
-    '`net price`'
-    """
-    return "`" + name.replace("`", "``") + "`"
 
 
 @lru_cache(maxsize=_TEXTS_MAX)

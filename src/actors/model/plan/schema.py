@@ -35,6 +35,15 @@ UNBOUNDED_NUMERIC: Final = "decimal(38,18)"
 SYSTEM_COLUMNS: Final = frozenset({TIME, DIFF, ERROR})
 
 
+def quote(name: str) -> str:
+    """Return a name as Spark SQL writes it, in backticks.
+
+    >>> quote("net price"), quote("a`b")
+    ('`net price`', '`a``b`')
+    """
+    return f"`{name.replace('`', '``')}`"
+
+
 class TableColumn(msgspec.Struct, frozen=True):
     """One column: its name, Spark type text, and whether it may hold NULL."""
 
@@ -70,8 +79,7 @@ class TableSchema(msgspec.Struct, frozen=True):
     def ddl(self) -> str:
         """Return the columns as Spark's DDL: ``a bigint, b string``, with names quoted."""
         return ", ".join(
-            f"`{column.name.replace('`', '``')}` {column.type}"
-            + ("" if column.nullable else " not null")
+            f"{quote(column.name)} {column.type}" + ("" if column.nullable else " not null")
             for column in self.columns
         )
 
@@ -209,6 +217,8 @@ def intervals_of_months(months: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(kind, len(months), [valid, pa.py_buffer(words)])
 
 
+# Asked for each value of an INSERT.
+@lru_cache(maxsize=1024)
 def text_limit(kind: str) -> tuple[int, bool] | None:
     """Return n of CHAR(n) and VARCHAR(n), and whether shorter texts are filled up with blanks;
     None for another type. Raises `InvalidUsage` for a length that no such type can have."""

@@ -4,7 +4,11 @@ Every request has a `request` number, unique within its connection; its answers 
 `SubscribeObject` is answered by many `SubscribeChanges` until `EndRequest` or an error;
 `ReadObject` by one or more `ReadContents`, the last without `more`; `CopyTo` and `CopyFromFiles` by
 their progress where it is wanted, then by one answer; every other request by exactly one answer.
-Rows travel as Arrow IPC streams. New fields last, with defaults.
+Rows travel as Arrow IPC streams. The configuration of a source or sink is defined by its kind
+(`connectors.sources.kinds`, `connectors.sinks.kinds`): here it is a kind and bytes.
+
+A client may be of another release than the service. So tags stay when classes are renamed, fields
+that are added come last with a default, and an unknown message is a named error.
 """
 
 from __future__ import annotations
@@ -16,24 +20,18 @@ import msgspec
 from actors.model.plan.column_defaults import ColumnDefault
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.protocol.message_parts import ColumnComparison, ObjectStatistics, RowSetFinishing
-from actors.model.protocol.role_messages import (
-    AlterRole,
-    ChangeRights,
-    CheckRight,
-    CreateRole,
-    DropRoles,
-    ListRoles,
-    RolesReport,
-)
+from actors.model.protocol.role_messages import CheckRight, ListRoles, RolesReport, RoleStatement
 from actors.runtime.progress import Frontier, Time
 from actors.runtime.telemetry import ActorStatistics
 
-# -- Requests of the Python client about sources and sinks, and their answers; part of `api` -------
-# The configuration of a source or sink is defined by its kind (`sources.kinds`, `sinks.kinds`):
-# here it is a kind and bytes. New fields last, with defaults.
-
 TIME_ZONE: Final = "spark.sql.session.timeZone"
 """Spark's setting of a session's time zone."""
+PROTOCOL_VERSION = 1
+COPY_FILE_BYTES: Final = 256 << 20
+"""Size of one file of a copy, unless a client asks for another."""
+
+
+# -- sources and sinks -----------------------------------------------------------------------------
 
 
 class SourceTable(msgspec.Struct, frozen=True, gc=False):
@@ -203,13 +201,9 @@ class SourceReport(msgspec.Struct, frozen=True, gc=False, tag=True):
     sources: tuple[SourceStatus, ...]
 
 
-PROTOCOL_VERSION = 1
-COPY_FILE_BYTES: Final = 256 << 20
-"""Size of one file of a copy, unless a client asks for another."""
+# -- requests --------------------------------------------------------------------------------------
 
 
-# A client may be of another release than the service. So tags stay when classes are renamed, fields
-# that are added come last with a default, and an unknown message is a named error.
 class ClientHello(msgspec.Struct, frozen=True, gc=False, tag="Welcome"):
     """First frame of the client: its protocol version and name."""
 
@@ -328,7 +322,6 @@ class WriteTables(msgspec.Struct, frozen=True, gc=False, tag="Write"):
 
     request: int
     changes: tuple[TableChange, ...]
-    """W3C trace context of the request; if it is not sampled, the request is not traced."""
 
 
 class ReadObject(msgspec.Struct, frozen=True, gc=False, tag="Read"):
@@ -341,7 +334,6 @@ class ReadObject(msgspec.Struct, frozen=True, gc=False, tag="Read"):
     """Arrow IPC stream of the key values to look up (one row or more)."""
     key_columns: tuple[str, ...] = ()
     deadline_ms: int | None = None
-    """W3C trace context of the request; if it is not sampled, the request is not traced."""
     filter: tuple[ColumnComparison, ...] = ()
     """Comparisons that a row must pass, all of them."""
     project: tuple[str, ...] | None = None
@@ -358,7 +350,6 @@ class SubscribeObject(msgspec.Struct, frozen=True, gc=False, tag="Subscribe"):
     name: str
     from_: Frontier | None = None
     as_of: Time | None = None
-    """W3C trace context of the request; if it is not sampled, the request is not traced."""
     up_to: Frontier | None = None
     """Only changes with ``time < up_to``; then the empty upper and the end."""
     snapshot: bool = True
@@ -437,7 +428,6 @@ class RunQuery(msgspec.Struct, frozen=True, gc=False, tag="Query"):
     deadline_ms: int | None = None
     engine: bool = False
     """True if the engine must run even a plain read."""
-    """W3C trace context of the request; if it is not sampled, the request is not traced."""
     latest: bool = False
     """True: without `as_of` it is read at the latest written time, and waits until that is
     sealed."""
@@ -456,7 +446,8 @@ class DescribeQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks for the plan by which a view of this query would be maintained, as text."""
+    """Asks for the plan by which a view of this query would be maintained, as text; with the policy
+    "none", for the way in which its rows would be read now."""
 
     request: int
     sql: str
@@ -482,12 +473,23 @@ class CopyTo(msgspec.Struct, frozen=True, gc=False, tag=True):
     """True if `CopyProgressed` is wanted."""
 
 
-Request: TypeAlias = (
+CatalogStatement: TypeAlias = (
     CreateTable
     | CreateView
-    | AlterObject
     | CreateIndex
+    | CreateSource
+    | CreateSink
+    | AlterObject
+    | AlterSource
     | DropObject
+    | DropSource
+    | DropSink
+)
+"""Statements that change the catalog, from the grammar to the controller. Number 0: a statement
+that no connection has sent yet."""
+Request: TypeAlias = (
+    CatalogStatement
+    | RoleStatement
     | WriteTables
     | ReadObject
     | SubscribeObject
@@ -502,18 +504,9 @@ Request: TypeAlias = (
     | DescribeQuery
     | ExplainQuery
     | CopyTo
-    | CreateSource
-    | AlterSource
-    | DropSource
-    | CreateSink
-    | DropSink
     | ListSources
     | ForgetSource
     | CopyFromFiles
-    | CreateRole
-    | AlterRole
-    | DropRoles
-    | ChangeRights
     | ListRoles
     | CheckRight
     | SignalSession
@@ -740,22 +733,7 @@ Answer: TypeAlias = (
 )
 
 
-Traced: TypeAlias = (
-    WriteTables
-    | ReadObject
-    | SubscribeObject
-    | CreateTable
-    | CreateView
-    | AlterObject
-    | CreateIndex
-    | DropObject
-    | RunQuery
-    | CreateSource
-    | AlterSource
-    | DropSource
-    | CreateSink
-    | DropSink
-)
+Traced: TypeAlias = CatalogStatement | WriteTables | ReadObject | SubscribeObject | RunQuery
 """Requests that carry a trace context and are traced."""
 
 

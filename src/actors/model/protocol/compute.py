@@ -404,27 +404,3 @@ class CommandBatch(msgspec.Struct, frozen=True, gc=False, tag="Lot"):
     each takes effect as if it had come alone. Inside the cluster only."""
 
     commands: tuple[Command, ...]
-
-
-class TaggedCommand(msgspec.Struct, frozen=True, gc=False):
-    """A command, or several, with the nonce of its connection."""
-
-    nonce: Nonce
-    command: Command | CommandBatch
-
-
-class TaggedResponse(msgspec.Struct, frozen=True, gc=False):
-    """A response with the nonce of its connection; `serial` is its worker's number for it, by which
-    it is acknowledged (0: needs no acknowledgement)."""
-
-    nonce: Nonce
-    response: Response
-    serial: int = 0
-
-
-class TaggedResponses(msgspec.Struct, frozen=True, gc=False):
-    """Several of a worker's responses for one connection, in order: (serial, response) each, as
-    in `TaggedResponse`."""
-
-    nonce: Nonce
-    responses: tuple[tuple[int, Response], ...]

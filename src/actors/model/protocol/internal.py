@@ -7,28 +7,62 @@ come up in room that a request reserved (`Address.reply`), so no cycle of actors
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
 
+from actors.model.protocol import storage
 from actors.model.protocol.compute import (
     Command,
     CommandBatch,
     CopyDone,
     CopyFailed,
+    Response,
     StatusResponse,
     SubscribeBatch,
 )
 from actors.model.protocol.storage_internal import ForStorage
 from actors.runtime.errors import PenstockError
 from actors.runtime.kernel import ReplySlot
-from actors.runtime.progress import Frontier, ObjectId, ShardId, Time
+from actors.runtime.progress import Frontier, Nonce, ObjectId, ShardId, Time
 
-# -- the sequencer: one order of all that renders ----------------------------------------------
-
+C = TypeVar("C")
 
 Half: TypeAlias = Literal["compute", "storage"]
+AnyCommand: TypeAlias = Command | CommandBatch | storage.Command
+"""A command of either half, or several of the compute half."""
+AnyResponse: TypeAlias = Response | storage.Response
+
+# -- channel adapters --------------------------------------------------------------------------
+
+
+class TaggedCommand(msgspec.Struct, Generic[C], frozen=True, gc=False):
+    """A command of a half, with the nonce of its connection."""
+
+    nonce: Nonce
+    command: C
+    half: Half = "compute"
+
+
+class TaggedResponse(msgspec.Struct, frozen=True, gc=False):
+    """A response with the nonce of its connection; `serial` is its worker's number for it, by which
+    it is acknowledged (0: needs no acknowledgement)."""
+
+    nonce: Nonce
+    response: AnyResponse
+    serial: int = 0
+
+
+class TaggedResponses(msgspec.Struct, frozen=True, gc=False):
+    """Several of a worker's responses for one connection, in order: (serial, response) each, as
+    in `TaggedResponse`."""
+
+    nonce: Nonce
+    responses: tuple[tuple[int, AnyResponse], ...]
+
+
+# -- the sequencer: one order of all that renders ----------------------------------------------
 
 
 # These stay inside a process and pass by reference. `pytest --messages-encoded` sends them as bytes

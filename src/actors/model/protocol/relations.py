@@ -1,11 +1,12 @@
-"""The relations of the service about itself: their names, columns, types and units. One table.
+"""The relations of the service about itself, and the names that they and its objects may have.
 
-A relation is read like a table, by `Client.peek` and ``penstock peek``, with the same filter,
-columns, order, limit and offset. It is a snapshot of the moment of the request: it has no history,
-so that an `as_of` and a subscribe are refused. `kept_by` names its keeper: every worker of every
-replica with its own rows (the client gets all of them; `replica` and `worker` are columns), or the
-controller. A replica that is not connected, or answers with an error of its own (it is busy), is
-left out; the error is raised when no other answers.
+One table lists the relations' columns, types and units. A relation is read like a table, by
+`Client.peek` and ``penstock peek``, with the same filter, columns, order, limit and offset. It is a
+snapshot of the moment of the request: it has no history, so that an `as_of` and a subscribe are
+refused. `kept_by` names its keeper: every worker of every replica with its own rows (the client
+gets all of them; `replica` and `worker` are columns), or the controller. A replica that is not
+connected, or answers with an error of its own (it is busy), is left out; the error is raised when
+no other answers.
 
 A frontier that is empty (no more updates) is NULL, and so is an unknown value. `docs/relations.md`
 is made from this table, which a test ensures.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -24,6 +25,10 @@ from actors.runtime.errors import InvalidUsage, UnknownObject
 
 PREFIX: Final = "penstock."
 """Prefix of all relations' names; no object's name may begin so."""
+
+
+REPLICA: Final = "replica"
+"""Column of the relations that workers keep, which the replica's own name fills."""
 
 
 class SystemColumn(msgspec.Struct, frozen=True):
@@ -47,6 +52,12 @@ class SystemRelation(msgspec.Struct, frozen=True):
         """Return the relation's columns; any may be NULL."""
         return TableSchema(tuple(TableColumn(column.name, column.type) for column in self.columns))
 
+    def row(self, source: object, **given: Any) -> tuple[Any, ...]:
+        """Return a row, without the column `replica`: each value is one that is `given` under the
+        column's name, or else the attribute of `source` that has the name."""
+        names = (column.name for column in self.columns if column.name != REPLICA)
+        return tuple(given[name] if name in given else getattr(source, name) for name in names)
+
 
 def _relation(
     name: str,
@@ -59,7 +70,7 @@ def _relation(
 
 
 _REPLICA: Final = (
-    "replica",
+    REPLICA,
     "string",
     "which of the replicas: r1, or the address of another process",
 )
@@ -470,6 +481,7 @@ RELATIONS: Final[Mapping[str, SystemRelation]] = {
     relation.name: relation for relation in (*_BY_CONTROLLER, *_BY_WORKERS)
 }
 """All relations, by name."""
+RELATION_SCHEMAS: Final = {name: relation.schema for name, relation in RELATIONS.items()}
 
 
 def is_relation(name: str) -> bool:
@@ -506,9 +518,7 @@ def refuse_relation(name: str, what: str) -> None:
         )
 
 
-# Names of objects and columns: any text that Spark can quote, compared without regard to case
-# A name keeps the spelling it was given; `fold` is what it is compared by, as Spark compares.
-
+# -- names of objects and columns ------------------------------------------------------------------
 
 NAME_CHARACTERS_MAX: Final = 128
 SUBSCRIBED_PREFIX: Final = "__subscribe_"
@@ -516,9 +526,9 @@ SUBSCRIBED_PREFIX: Final = "__subscribe_"
 _SUBSCRIBED: Final = re.compile(f"{SUBSCRIBED_PREFIX}[0-9a-f]{{1,32}}")
 
 
-def fold(name: str) -> str:
-    """Return the form by which a name is compared."""
-    return name.lower()
+fold: Final = str.lower
+"""Returns the form by which a name is compared: without regard to case, as Spark does. The name
+itself keeps the spelling that it was given."""
 
 
 def is_subscribed_view(name: str) -> bool:
@@ -532,8 +542,8 @@ def is_subscribed_view(name: str) -> bool:
 
 
 def check_name(what: str, name: str) -> str:
-    """Return the name. Raises `InvalidUsage` when it is empty, too long, reserved, or holds
-    characters that are not printed."""
+    """Return the name, which may be any text that Spark can quote. Raises `InvalidUsage` when it is
+    empty, too long, reserved, or holds characters that are not printed."""
     refuse_relation(name, what)
     if not name or name != name.strip() or not name.isprintable():
         raise InvalidUsage(

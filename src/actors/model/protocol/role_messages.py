@@ -5,7 +5,7 @@ No message holds a password or a token: only what checks one. New fields last, w
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -57,6 +57,10 @@ class ChangeRights(msgspec.Struct, frozen=True, gc=False, tag=True):
     tables and views that there are now."""
     names: tuple[str, ...] = ()
     revoke: bool = False
+
+
+RoleStatement: TypeAlias = CreateRole | AlterRole | DropRoles | ChangeRights
+"""Statements that change roles and their rights, from the grammar to the controller."""
 
 
 class ListRoles(msgspec.Struct, frozen=True, gc=False, tag=True):

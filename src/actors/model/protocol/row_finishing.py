@@ -22,7 +22,9 @@ from actors.model.plan import arrow_compute as pc
 from actors.model.plan.schema import DIFF
 from actors.model.protocol.message_parts import OrderBy, RowSetFinishing
 from actors.runtime.errors import InvalidUsage
-from actors.runtime.threshold_probes import TOP_ROWS
+
+SORTED_ROWS_MIN = 4_096
+"""To sort fewer rows at a time costs more than to hold them."""
 
 
 def check_finishing(finishing: RowSetFinishing) -> None:
@@ -47,15 +49,14 @@ def thinned(
     if not finishing.order_by:
         yield from _first(batches, wanted)
         return
-    # Sorting fewer at a time costs more than holding them.
-    bound = max(TOP_ROWS.limit, 2 * wanted)
+    bound = max(SORTED_ROWS_MIN, 2 * wanted)
     held: pa.Table | None = None
     gathered: list[pa.Table] = []
     rows = 0
     for batch in batches:
         gathered.append(pa.Table.from_batches([batch]))
         rows += batch.num_rows
-        if TOP_ROWS.crossed(rows >= bound):
+        if rows >= bound:
             held = _top([held, *gathered] if held is not None else gathered, finishing, wanted)
             gathered, rows = [], held.num_rows
     if gathered:

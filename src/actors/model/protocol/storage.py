@@ -25,7 +25,7 @@ from actors.model.protocol.compute import (
     ShardImport,
 )
 from actors.model.protocol.message_parts import ObjectStatistics
-from actors.runtime.progress import Frontier, Nonce, ObjectId, ShardId, Time
+from actors.runtime.progress import Frontier, ObjectId, ShardId, Time
 
 # -- descriptions ----------------------------------------------------------------------------------
 
@@ -275,19 +275,3 @@ Response: TypeAlias = (
 )
 
 # -- inside the cluster ----------------------------------------------------------------------------
-
-
-class StorageTagged(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A command with the nonce of its connection."""
-
-    nonce: Nonce
-    command: Command
-
-
-class StorageTaggedResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A response with the nonce of its connection; `serial` is its worker's number for it, by which
-    it is acknowledged (0: needs no acknowledgement)."""
-
-    nonce: Nonce
-    response: Response
-    serial: int = 0

@@ -9,30 +9,32 @@ a retry needs another.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+import msgspec
+
+from actors.model.protocol import storage
 from actors.model.protocol.compute import (
     Command,
     ConnectionRefused,
     CreateInstance,
     Hello,
-    Peek,
-    PeekRows,
     Response,
 )
 from actors.model.protocol.internal import Half
 from actors.replica.cluster.connection import (
-    LOT_MAX,
     AcceptConnection,
     AcceptorMessage,
     AwaitAttached,
-    ClientConversation,
-    ComputeConversation,
     Converse,
     EndConnection,
     LocalInbox,
     ReleaseConnection,
+)
+from actors.replica.cluster.conversations import (
+    LOT_MAX,
+    ClientConversation,
     RoutedCommand,
 )
 from actors.runtime.errors import (
@@ -52,8 +54,30 @@ from actors.runtime.transport.address import NetworkAddress as Place
 from actors.runtime.transport.connection import FramedConnection, dial
 from actors.runtime.transport.security import for_dialler
 
-REPLICA_MAGIC: Final = b"PENSREPL"
-REPLICA_VERSION: Final = 2
+
+class HalfWire(msgspec.Struct, frozen=True):
+    """How a half of a cluster is spoken on a socket."""
+
+    command: Any
+    response: Any
+    magic: bytes
+    version: int
+    listen: str
+    """Setting with the address of the half's listener."""
+    opening: tuple[type[Any], ...]
+    """The client's first commands, before which the cluster is not told of it."""
+
+
+WIRES: Final[Mapping[Half, HalfWire]] = {
+    # The magics differ, so that a client of the wrong half fails in the handshake.
+    "compute": HalfWire(
+        Command, Response, b"PENSREPL", 2, "cluster_listen", (Hello, CreateInstance)
+    ),
+    # There is no instance to compare: a timely Hello with a fresh nonce displaces a client.
+    "storage": HalfWire(
+        storage.Command, storage.Response, b"PENSSTOR", 1, "storage_listen", (Hello,)
+    ),
+}
 
 
 class ClusterClient(Protocol):
@@ -67,11 +91,6 @@ class ClusterClient(Protocol):
     def offer(self, commands: Sequence[Command | TracedMessage[Command]], /) -> int:
         """Send as many of the first commands as possible without waiting, and return their number.
         0: use `send`, which waits. Raises as `send`, for the first command."""
-        ...
-
-    def answer(self, peek: Peek, /) -> PeekRows | None:
-        """Return the answer to a peek if it is there already, so that it need not be sent
-        (`shortcut`); None: send it."""
         ...
 
     async def receive(self) -> Response:
@@ -178,14 +197,6 @@ class LocalClient:
             if self._connection is not None:
                 self._connection.reply(EndConnection())
 
-    def answer(self, peek: Peek) -> PeekRows | None:
-        """See `ClusterClient`."""
-        # The connection ends before the workers are told of another client, so the index is still
-        # this one's.
-        if not isinstance(self._conversation, ComputeConversation) or self._inbox.error is not None:
-            return None
-        return self._conversation.shortcut.answer(peek)
-
     async def _introduce(self, hello: Hello, instance: CreateInstance | None) -> None:
         self._nonce = hello.nonce
         # Before the cluster knows this client: an adapter sends its stash at once.
@@ -269,10 +280,6 @@ class WireClient:
             raise self._refused
         return self._connection.offer(commands)
 
-    def answer(self, peek: Peek) -> PeekRows | None:
-        """See `ClusterClient`: always None; the connection's other end may answer."""
-        return None
-
     async def receive(self) -> Response:
         """See `ClusterClient`."""
         if self._refused is not None:
@@ -301,17 +308,18 @@ class WireClient:
         await self._connection.aclose()
 
 
-async def connect(address: Place | str, settings: Settings) -> WireClient:
-    """Connect to a cluster's listener, ``host:port`` or ``unix:/path``; of the settings,
-    `identity`, `tls_…` and `cluster_token_file` count. Raises as `transport.dial`."""
+async def connect(address: Place | str, settings: Settings, half: Half = "compute") -> WireClient:
+    """Connect to a listener of one half of a cluster, ``host:port`` or ``unix:/path``; of the
+    settings, `identity`, `tls_…` and `cluster_token_file` count. Raises as `transport.dial`."""
     place = Place.parse(address) if isinstance(address, str) else address
+    wire = WIRES[half]
     connection: FramedConnection[Any, Any] = await dial(
         place,
-        Command,
-        Response,
+        wire.command,
+        wire.response,
         settings,
-        REPLICA_MAGIC,
-        REPLICA_VERSION,
+        wire.magic,
+        wire.version,
         identity=settings.identity,
         security=for_dialler(place, settings, settings.cluster_token_file),
     )

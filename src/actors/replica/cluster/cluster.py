@@ -7,7 +7,7 @@ and stops with it.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,12 +15,7 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from actors.channel_adapter import (
-    AdapterStatistics,
-    ChannelAdapter,
-    InspectAdapter,
-    StorageAdapter,
-)
+from actors.channel_adapter import AdapterStatistics, ChannelAdapter, InspectAdapter
 from actors.connectors.storage_connectors import StorageConnectors
 from actors.durable.arrangement import SharedArrangements
 from actors.durable.persist import PersistClient
@@ -28,37 +23,36 @@ from actors.fetch_task import FetchTask
 from actors.listen_task import ListenTask
 from actors.model.plan.jobs import ExecutorMessage
 from actors.model.protocol.compute import (
-    Command,
     CopyToExport,
     CreateInstance,
     DataflowDescription,
     Hello,
-    Response,
 )
 from actors.model.protocol.internal import Half
-from actors.replica.cluster.client import REPLICA_MAGIC, REPLICA_VERSION, LocalClient
+from actors.replica.cluster.client import LocalClient
 from actors.replica.cluster.connection import (
     AcceptorMessage,
-    ClientConversation,
-    ComputeConversation,
     ConnectionAcceptor,
     Converse,
     RunListener,
 )
+from actors.replica.cluster.conversations import (
+    ClientConversation,
+    ComputeConversation,
+    StorageConversation,
+)
 from actors.replica.cluster.partitioned import ConnectionLimits
-from actors.replica.cluster.serving import ConversationServer
-from actors.replica.cluster.storage_connection import StorageConversation, listen_storage
+from actors.replica.cluster.sequencer import Sequencer
+from actors.replica.cluster.serving import ConversationServer, bind_listener
 from actors.replica.compute.index import ClusterPartitions
 from actors.replica.compute.live import ActorFactory
 from actors.replica.dataflow.copying import CopyTask
 from actors.replica.dataflow.dataflow import DataflowActor
-from actors.replica.sequencer import Sequencer
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.kernel import Actor, ActorAddress, ActorClock, FlowWindow
 from actors.runtime.settings import Settings
 from actors.runtime.transport.address import NetworkAddress as Place
 from actors.runtime.transport.connection import TransportListener
-from actors.runtime.transport.security import for_listener
 from actors.worker import InspectWorker, Worker, WorkerStatistics
 
 
@@ -158,15 +152,13 @@ class WorkerCluster:
         workers: tuple[ActorAddress[Any], ...],
         adapters: tuple[ActorAddress[Any], ...],
         partitions: ClusterPartitions,
-        compute: HalfEntrance,
-        storage: HalfEntrance | None = None,
+        entrances: Mapping[Half, HalfEntrance],
     ) -> None:
         self._settings = settings
         self._workers = workers
         self._adapters = adapters
         self._partitions = partitions
-        self._compute = compute
-        self._storage = storage
+        self._entrances = entrances
 
     @classmethod
     async def start(
@@ -190,12 +182,12 @@ class WorkerCluster:
         await system.clock.run_blocking(lambda: _remove_caches(state_dir))
         below = cast or cast_of(persist, executor, settings, state_dir)
         partitions = ClusterPartitions(count)
+        halves: tuple[Half, ...] = ("compute",) if connectors is None else ("compute", "storage")
         # The lists are complete before any of these actors runs: spawning does not yield.
         workers: list[ActorAddress[Any]] = []
-        adapters: list[ActorAddress[Any]] = []
-        storage_adapters: list[ActorAddress[Any]] = []
-        lanes: list[FlowWindow[Any]] = []  # flow control of commands to the workers, for each half
-        storage_lanes: list[FlowWindow[Any]] = []
+        adapters: dict[Half, list[ActorAddress[Any]]] = {half: [] for half in halves}
+        # Flow control of commands to the workers, for each half.
+        lanes: dict[Half, list[FlowWindow[Any]]] = {half: [] for half in halves}
         sequencer = Sequencer(workers)
 
         def worker(index: int) -> Worker:
@@ -212,68 +204,64 @@ class WorkerCluster:
                 partitions,
                 replica,
                 life,
-                storage_adapters,
                 connectors,
                 lanes,
-                storage_lanes,
             )
 
-        def adapter(
-            kind: type[ChannelAdapter], ways: list[FlowWindow[Any]], index: int
-        ) -> ChannelAdapter:
-            return kind(index, workers[index], settings.stash_responses_max, ways[index])
+        def adapter(half: Half, index: int) -> ChannelAdapter:
+            way, stash_max = lanes[half][index], settings.stash_responses_max
+            return ChannelAdapter(index, workers[index], stash_max, way, half)
 
         workers += (system.spawn(partial(worker, i), f"worker-{i}") for i in range(count))
-        for ways in (lanes, storage_lanes):
-            ways.extend(FlowWindow(each, settings.commands_in_flight_max) for each in workers)
-        nearest = partial(adapter, ChannelAdapter, lanes)
-        near = [system.spawn(partial(nearest, i), f"adapter-{i}") for i in range(count)]
-        adapters.extend(map(reach, near))
-        converse = _compute_conversations(settings, partitions)
-        compute = _entrance(system, adapters, settings, converse, "compute", persist)
-        storage: HalfEntrance | None = None
-        if connectors is not None:
-            stored = partial(adapter, StorageAdapter, storage_lanes)
-            storage_adapters.extend(
-                reach(system.spawn(partial(stored, index), f"storage-adapter-{index}"))
-                for index in range(count)
+        near: dict[Half, list[ActorAddress[Any]]] = {}
+        entrances: dict[Half, HalfEntrance] = {}
+        for half in halves:
+            # Names of actors are seen in logs; those of the compute half are plain.
+            prefix = "" if half == "compute" else "storage-"
+            lanes[half].extend(
+                FlowWindow(each, settings.commands_in_flight_max) for each in workers
             )
-            converse = _storage_conversations(settings)
-            storage = _entrance(system, storage_adapters, settings, converse, "storage", persist)
-        return cls(settings, tuple(workers), tuple(near), partitions, compute, storage)
+            near[half] = [
+                system.spawn(partial(adapter, half, index), f"{prefix}adapter-{index}")
+                for index in range(count)
+            ]
+            adapters[half].extend(map(reach, near[half]))
+            converse = (
+                _compute_conversations(settings, partitions)
+                if half == "compute"
+                else _storage_conversations(settings)
+            )
+            entrances[half] = _entrance(system, adapters[half], settings, converse, half, persist)
+        return cls(settings, tuple(workers), tuple(near["compute"]), partitions, entrances)
 
     @property
     def partitions(self) -> ClusterPartitions:
         """Return the workers' partitions of all indexes."""
         return self._partitions
 
-    async def connect(self) -> LocalClient:
-        """Return a client in this process; its Hello displaces the active client."""
-        return self._compute.connect()
+    async def connect(self, half: Half = "compute") -> LocalClient:
+        """Return a client in this process; its Hello displaces the half's active client. Raises
+        `InvalidUsage` if the cluster does not have that half."""
+        return self._entrance(half).connect()
 
-    async def connect_storage(self) -> LocalClient:
-        """Return a client of the storage half. Raises `InvalidUsage` if there is none."""
-        if self._storage is None:
-            raise InvalidUsage("this cluster has no storage half")
-        return self._storage.connect()
-
-    async def listen(self, address: Place | str) -> TransportListener:
-        """Serve the replica protocol on that address until the cluster stops or
-        `TransportListener.aclose`. Raises as `bind_listener`."""
-        listener = await bind_listener(address, self._settings)
-        await self.serve(listener)
+    async def listen(self, address: Place | str, half: Half = "compute") -> TransportListener:
+        """Serve a half on that address until the cluster stops or `TransportListener.aclose`.
+        Raises as `bind_listener`, and `InvalidUsage` if the cluster does not have that half."""
+        self._entrance(half)
+        listener = await bind_listener(address, self._settings, half)
+        await self.serve(listener, half)
         return listener
 
-    async def serve(self, listener: TransportListener) -> None:
-        """Serve the replica protocol on a listener of `bind_listener`."""
-        server = ConversationServer(self._compute.acceptor, self._settings)
-        await self._compute.acceptor.send(RunListener(lambda: listener.serve(server.converse)))
+    async def serve(self, listener: TransportListener, half: Half = "compute") -> None:
+        """Serve a half on a listener of `bind_listener`."""
+        acceptor = self._entrance(half).acceptor
+        server = ConversationServer(acceptor, self._settings, half)
+        await acceptor.send(RunListener(lambda: listener.serve(server.converse)))
 
-    async def listen_storage(self, address: Place | str) -> TransportListener:
-        """Serve the storage half as `listen` does. Raises `InvalidUsage` if there is none."""
-        if self._storage is None:
-            raise InvalidUsage("this cluster has no storage half")
-        return await listen_storage(address, self._storage.acceptor, self._settings)
+    def _entrance(self, half: Half) -> HalfEntrance:
+        if half not in self._entrances:
+            raise InvalidUsage(f"this cluster has no {half} half")
+        return self._entrances[half]
 
     async def statistics(self) -> ClusterStatistics:
         """Return the statistics of every worker and adapter."""
@@ -294,23 +282,6 @@ class WorkerCluster:
         return ClusterStatistics(
             tuple(workers[index] for index in order), tuple(adapters[index] for index in order)
         )
-
-
-async def bind_listener(address: Place | str, settings: Settings) -> TransportListener:
-    """Return a listener for the replica protocol on that address (port 0: a free one, see
-    `TransportListener.address`), which nobody serves yet. Raises `AddressInUse`, and `BadSettings`
-    for an address that needs TLS and tokens and has none."""
-    place = Place.parse(address, "cluster_listen") if isinstance(address, str) else address
-    return await TransportListener.bind(
-        place,
-        Response,
-        Command,
-        settings,
-        REPLICA_MAGIC,
-        REPLICA_VERSION,
-        identity=settings.identity,
-        security=for_listener("cluster_listen", place, settings, "cluster_token_file"),
-    )
 
 
 def _entrance(

@@ -4,9 +4,8 @@ A cluster serves one client at a time. A newer client displaces the active one w
 itself: a valid opening, a Hello with a fresh nonce, and a CreateInstance that the running instance
 can serve.
 
-The rules of one client's conversation are pure (`ClientConversation`): commands are checked and
-split, responses are merged (`PartitionedState`). For a client over a socket they run in a
-`ClusterConnection`, which hands responses to its `ResponseSink`, one batch at a time. A client in
+The rules of one client's conversation (`conversations`) run in a `ClusterConnection` for a client
+over a socket, which hands responses to its `ResponseSink`, one batch at a time. A client in
 this process (`client.LocalClient`) runs them itself, and speaks to the adapters without an actor in
 between; the cluster's end is a `LocalConnection` then.
 
@@ -19,44 +18,22 @@ disconnected.
 
 from __future__ import annotations
 
-import logging
-from abc import ABC, abstractmethod
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, assert_never
+from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 import msgspec
 
-from actors.channel_adapter import (
-    ConnectClient,
-    DisconnectClient,
-    FromClient,
-    FromWorker,
-    ManyFromWorker,
-    ResponsesAcked,
-    StorageFromWorker,
+from actors.channel_adapter import ConnectClient, DisconnectClient, FromWorker, ManyFromWorker
+from actors.model.protocol.compute import ConnectionRefused, CreateInstance, Hello, Response
+from actors.replica.cluster.conversations import (
+    ClientConversation,
+    PendingResponse,
+    RoutedCommand,
+    running_instance,
 )
-from actors.model.protocol.compute import (
-    Command,
-    CommandBatch,
-    ConnectionRefused,
-    CopyToResponse,
-    CreateInstance,
-    Frontiers,
-    Hello,
-    InitializationComplete,
-    Peek,
-    PeekResponse,
-    Response,
-    ScheduleDataflow,
-    SubscribeResponse,
-)
-from actors.replica.cluster.partitioned import ConnectionLimits, PartitionedState
-from actors.replica.cluster.rules import CommandRules, check_instance, check_name
-from actors.replica.cluster.shortcut import PeekShortcut
-from actors.replica.compute.index import ClusterPartitions
-from actors.replica.compute.outbox import response_bytes
+from actors.replica.cluster.rules import check_instance, check_name
 from actors.runtime.errors import (
     ConnectionBroken,
     ConnectionDisplaced,
@@ -68,70 +45,13 @@ from actors.runtime.errors import (
 from actors.runtime.kernel import STOP, Actor, ActorAddress, BoundedMailbox, ReplySlot
 from actors.runtime.progress import Nonce
 from actors.runtime.settings import TOKEN_BYTES_MAX, Settings
-from actors.runtime.spans import accept, span_below, use_context
-from actors.runtime.telemetry import CONNECTION_COMMAND, split_context
-
-# -- Batched acknowledgements of responses to the workers. Pure ------------------------------------
-# Each worker allows only so many responses, and so many bytes, in flight (`compute.outbox`).
-# Responses that have left are acknowledged in batches of at most a quarter of that window. So at
-# least three quarters of each window are open or truly in flight: no worker waits for an
-# acknowledgement that is withheld here.
-
-
-class AcknowledgementWindow:
-    """Responses that have left and are not acknowledged yet, by worker. `messages_max` and
-    `bytes_max` are those of a worker's window."""
-
-    def __init__(self, workers: int, messages_max: int, bytes_max: int) -> None:
-        self._messages = max(1, messages_max // 4)
-        self._bytes = max(1, bytes_max // 4)
-        self._left: list[list[int]] = [[] for _ in range(workers)]
-        self._left_bytes = [0] * workers
-        self._due: set[int] = set()
-
-    def left(self, worker: int, serial: int, response: Response) -> None:
-        """Note that a response has left, or that nothing was sent for it. Serial 0: no
-        acknowledgement is due."""
-        # No worker counts a response that the connection answered itself.
-        if not serial:
-            return
-        serials = self._left[worker]
-        serials.append(serial)
-        self._left_bytes[worker] += response_bytes(response)
-        if (
-            len(serials) >= self._messages
-            or self._left_bytes[worker] >= self._bytes
-            # A dataflow or copy waits for the acknowledgement of its batch: it is sent at once.
-            or isinstance(response, SubscribeResponse | CopyToResponse)
-        ):
-            self._due.add(worker)
-
-    def due(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Return and forget the (worker, serials) to be acknowledged now."""
-        if not self._due:
-            return []
-        left = [(worker, tuple(self._left[worker])) for worker in sorted(self._due)]
-        for worker, _ in left:
-            self._left[worker] = []
-            self._left_bytes[worker] = 0
-        self._due.clear()
-        return left
-
-
-log = logging.getLogger("penstock.cluster")
+from actors.runtime.spans import use_context
 
 
 def refusal(error: PenstockError) -> ConnectionRefused:
     """Return the last response of a connection that is closed because of `error`."""
     code, text, _ = to_wire(error)
     return ConnectionRefused(code, text)
-
-
-LOT_MAX: Final = 256
-"""Limit of commands that are passed on together."""
-AT_ONCE_MAX: Final = 64
-"""Limit of peeks that are answered in one turn of the connection; each takes far below a
-millisecond."""
 
 
 class ResponseSink(Protocol):
@@ -159,10 +79,6 @@ class ClientCommands(msgspec.Struct, frozen=True, gc=False):
     commands: tuple[Any, ...]
 
 
-PendingResponse: TypeAlias = tuple[Any, int, int]
-"""A merged response, with the worker and the serial of the response that completed it."""
-
-
 class _Sent(msgspec.Struct, frozen=True, gc=False):
     """All responses of `_sending` were sent."""
 
@@ -171,226 +87,7 @@ class _OutletFailed(msgspec.Struct, frozen=True, gc=False):
     error: Exception
 
 
-ConnectionMessage: TypeAlias = (
-    ClientCommands | FromWorker | ManyFromWorker | StorageFromWorker | _Sent | _OutletFailed
-)
-
-
-class RoutedCommand(NamedTuple):
-    """A message for the adapter of worker `part`, and the trace context that it travels in."""
-
-    part: int
-    message: Any
-    traceparent: str | None = None
-
-
-class ClientConversation(ABC):
-    """One client's conversation with all workers of a half: checks and splits its commands, merges
-    the responses, and says which are to be acknowledged. Pure.
-
-    `failed` is the reason for which the conversation must end; nothing is routed after it.
-    """
-
-    def __init__(self, nonce: Nonce, acks: AcknowledgementWindow) -> None:
-        self.nonce = nonce
-        self.failed: PenstockError | None = None
-        self._acks = acks
-        self._queue: deque[PendingResponse] = deque()
-
-    @property
-    def waiting(self) -> int:
-        """Return the number of complete responses that were not taken."""
-        return len(self._queue)
-
-    @abstractmethod
-    def open(self) -> list[RoutedCommand]:
-        """Return the client's first commands, which it has given already."""
-
-    @abstractmethod
-    def route(self, commands: Sequence[Any], *, answer: bool = False) -> list[RoutedCommand]:
-        """Return the messages for the adapters. `answer`: answer peeks here if that is possible.
-        Commands before one that breaks a rule are routed, and `failed` is set."""
-
-    @abstractmethod
-    def trust(self) -> None:
-        """Check no more commands: the client is in this process and checks them itself."""
-
-    @abstractmethod
-    def _merge(self, worker: int, response: Any) -> Any:
-        """Return the merged response that this one completes, or None."""
-
-    def absorb(self, message: FromWorker | ManyFromWorker | StorageFromWorker) -> None:
-        """Merge responses of a worker; those that are complete can be taken."""
-        worker = message.worker
-        # A late response to a displaced client.
-        if message.nonce != self.nonce:
-            return
-        if isinstance(message, ManyFromWorker):
-            responses: Sequence[tuple[int, Any]] = message.responses
-        else:
-            responses = ((message.serial, message.response),)
-        for serial, response in responses:
-            try:
-                merged = self._merge(worker, response)
-            except PenstockError as error:
-                log.error("client %s: %s", self.nonce, error)
-                self.failed = error
-                return
-            # Acknowledged at once; a response that completes a merged one only when that was sent.
-            if merged is None:
-                self._acks.left(worker, serial, response)
-            else:
-                self._queue.append((merged, worker, serial))
-
-    def take(self, count_max: int) -> list[PendingResponse]:
-        """Return and remove the first complete responses."""
-        return [self._queue.popleft() for _ in range(min(count_max, len(self._queue)))]
-
-    def left(self, sent: Sequence[PendingResponse]) -> None:
-        """Note responses that the client has got."""
-        for response, worker, serial in sent:
-            self._acks.left(worker, serial, response)
-
-    def acknowledgements(self) -> list[RoutedCommand]:
-        """Return the acknowledgements that are due now."""
-        return [
-            RoutedCommand(worker, ResponsesAcked(self.nonce, serials))
-            for worker, serials in self._acks.due()
-        ]
-
-
-class ComputeConversation(ClientConversation):
-    """A conversation with the compute half. Commands ready together travel as one."""
-
-    def __init__(
-        self,
-        hello: Hello,
-        instance: CreateInstance,
-        workers: int,
-        limits: ConnectionLimits,
-        partitions: ClusterPartitions,
-        settings: Settings,
-    ) -> None:
-        acks = AcknowledgementWindow(
-            workers, settings.responses_in_flight_max, settings.subscribe_inflight_bytes_max
-        )
-        super().__init__(hello.nonce, acks)
-        self.shortcut = PeekShortcut(partitions, limits)
-        self._opening = (hello, instance)
-        self._rules: CommandRules | None = CommandRules(running_instance(settings), settings)
-        self._parts = PartitionedState(workers, limits)
-        self._complete = False
-        self._lot: list[Command] = []
-        """Commands to be passed on together. Before InitializationComplete nothing takes effect, so
-        they may collect; afterwards each call passes them on."""
-
-    def open(self) -> list[RoutedCommand]:
-        """See `ClientConversation`."""
-        return self.route(self._opening)
-
-    def trust(self) -> None:
-        """See `ClientConversation`."""
-        self._rules = None
-
-    def route(self, commands: Sequence[Any], *, answer: bool = False) -> list[RoutedCommand]:
-        """See `ClientConversation`."""
-        routed: list[RoutedCommand] = []
-        for each in commands:
-            command, traceparent = split_context(each)
-            try:
-                if self._rules is not None:
-                    self._rules.check(command)
-            except PenstockError as error:
-                self._pass_on(routed)
-                self.failed = error
-                return routed
-            if isinstance(command, InitializationComplete):
-                self._complete = True
-            # A traced peek takes the long way, so that its spans show it.
-            if answer and traceparent is None and self._answers(command):
-                continue
-            self.shortcut.heard(command)
-            if isinstance(command, Peek | ScheduleDataflow) and traceparent is not None:
-                self._traced(command, traceparent, routed)
-            else:
-                self._command(command, routed)
-        if self._complete:
-            self._pass_on(routed)
-        return routed
-
-    def _answers(self, peek: Command) -> bool:
-        """Answer a peek here, if its rows are there; return whether it was answered."""
-        if not isinstance(peek, Peek):
-            return False
-        # No worker's window bounds these answers, so the queue must.
-        if len(self._queue) >= AT_ONCE_MAX or not self._complete:
-            return False
-        rows = self.shortcut.answer(peek)
-        if rows is None:
-            return False
-        if self._rules is not None:
-            self._rules.answered(peek.uuid)
-        self._queue.append((PeekResponse(peek.uuid, rows), 0, 0))
-        return True
-
-    def _command(
-        self, command: Command, routed: list[RoutedCommand], traceparent: str | None = None
-    ) -> None:
-        for part, split in self._parts.split(command):
-            # Hello goes to every worker, so it is not batched with part 0's commands.
-            if part == 0 and not isinstance(split, Hello):
-                self._lot.append(split)
-            else:
-                routed.append(RoutedCommand(part, FromClient(self.nonce, split), traceparent))
-        if len(self._lot) >= LOT_MAX:
-            self._pass_on(routed, traceparent)
-
-    def _traced(
-        self, command: Peek | ScheduleDataflow, traceparent: str, routed: list[RoutedCommand]
-    ) -> None:
-        """Pass on a command with a trace context; a sampled one goes alone, so that its spans show
-        its own way."""
-        parent = accept(traceparent)
-        if parent is None:
-            self._command(command, routed)
-            return
-        if self._complete:
-            self._pass_on(routed)
-        with span_below(parent, CONNECTION_COMMAND) as opened:
-            if opened is not None:
-                if isinstance(command, Peek):
-                    opened.describe(self.nonce, command.uuid, command.target.id)
-                else:
-                    opened.describe(self.nonce, "", command.id)
-                parent = opened.traceparent
-        self._command(command, routed, parent)
-        if self._complete:
-            self._pass_on(routed, parent)
-
-    def _pass_on(self, routed: list[RoutedCommand], traceparent: str | None = None) -> None:
-        if not self._lot:
-            return
-        lot, self._lot = self._lot, []
-        command = lot[0] if len(lot) == 1 else CommandBatch(tuple(lot))
-        routed.append(RoutedCommand(0, FromClient(self.nonce, command), traceparent))
-
-    def _merge(self, worker: int, response: Response) -> Response | None:
-        merged = self._parts.absorb(worker, response)
-        # Ordered before the response leaves: the client may reuse the ids at once.
-        for id in self._parts.ended:
-            if self._rules is not None:
-                self._rules.ended(id)
-        self._parts.ended.clear()
-        if isinstance(merged, PeekResponse) and self._rules is not None:
-            self._rules.answered(merged.uuid)
-        elif isinstance(merged, Frontiers):
-            self.shortcut.note(merged)
-        return merged
-
-
-def running_instance(settings: Settings) -> CreateInstance:
-    """Return the instance that a cluster with these settings runs."""
-    return CreateInstance(settings.workers, expiration_ms=settings.expiration_ms)
+ConnectionMessage: TypeAlias = ClientCommands | FromWorker | ManyFromWorker | _Sent | _OutletFailed
 
 
 class ClusterConnection(Actor[ConnectionMessage]):
@@ -420,7 +117,7 @@ class ClusterConnection(Actor[ConnectionMessage]):
             case ClientCommands(commands=commands):
                 # A peek is not answered while earlier answers wait for a slow client.
                 await self._route(self._conversation.route(commands, answer=not self._sending))
-            case FromWorker() | ManyFromWorker() | StorageFromWorker():
+            case FromWorker() | ManyFromWorker():
                 self._conversation.absorb(message)
             case _Sent():
                 sent, self._sending = self._sending, []

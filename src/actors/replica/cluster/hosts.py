@@ -19,8 +19,10 @@ import msgspec
 from actors.connectors.storage_connectors import StorageConnectors
 from actors.durable.persist import PersistClient
 from actors.model.plan.jobs import ExecutorMessage
+from actors.model.protocol.internal import Half
 from actors.replica.cluster.client import LocalClient
 from actors.replica.cluster.cluster import ClusterStatistics, WorkerCluster, cast_of
+from actors.replica.compute.index import ClusterPartitions
 from actors.runtime.errors import ConnectionBroken, ResourceClosed
 from actors.runtime.kernel import Actor, ActorAddress, ActorContext, ActorSystem, ReplySlot
 from actors.runtime.kernel.actor import restart
@@ -120,25 +122,23 @@ class LocalReplicas:
         """Return the names of all running replicas."""
         return list(self._hosts)
 
-    async def connect(self, name: str) -> LocalClient:
-        """Return a client of one replica. Raises `ConnectionBroken` while there is none; a replica
-        that is being rebuilt refuses the client's first commands with it."""
+    @property
+    def partitions(self) -> list[ClusterPartitions]:
+        """Return each replica's partitions of all indexes."""
+        return [cluster.partitions for cluster in self._clusters.values()]
+
+    async def connect(self, name: str, half: Half = "compute") -> LocalClient:
+        """Return a client of a half of one replica. Raises `ConnectionBroken` while there is none;
+        a replica that is being rebuilt refuses the client's first commands with it."""
         cluster = self._clusters.get(name)
         if cluster is None:
             raise ConnectionBroken(f"replica {name} is not there")
-        return await cluster.connect()
+        return await cluster.connect(half)
 
     @property
     def stores(self) -> bool:
         """Return whether the replicas have storage halves."""
         return self._connectors is not None
-
-    async def connect_storage(self, name: str) -> LocalClient:
-        """Return a client of one replica's storage half. Raises as `connect`."""
-        cluster = self._clusters.get(name)
-        if cluster is None:
-            raise ConnectionBroken(f"replica {name} is not there")
-        return await cluster.connect_storage()
 
     async def start(self, name: str) -> None:
         """Start one more replica. Raises nothing: failures are retried."""

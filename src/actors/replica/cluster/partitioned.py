@@ -1,29 +1,23 @@
 """One replica out of N workers: commands are split, responses merged. Pure.
 
-Rules of `absorb`:
+The rule of each kind of response stands where it is merged.
 
-- frontiers: per object and kind each part's frontier is joined (it cannot go back); the meet is
-  emitted when it advances; an object is forgotten when every part is empty in every kind;
-- peeks: emitted when every part has answered: Canceled before any error; an error of the data
-  before one of a limit, of bytes before one of rows, the smallest limit first; stashed parts and
-  rows make one stashed result; rows alone are concatenated;
-- subscribes: a batch is emitted when the meet of the parts' uppers advances, with the updates
-  below it; the first error ends the subscribe; `SubscribeDropped` is emitted once;
-- copies, when all have answered: Dropped before Failed before the sum, with the manifest of the
-  part that has one;
-- statuses pass through.
-
-Invariants: emitted frontiers strictly advance; batches of a subscribe are contiguous; a peek is
-emitted at most once; with nothing in flight nothing is kept (`idle`).
+Invariants: emitted frontiers strictly advance; batches of a subscribe are contiguous; a peek, a
+drop and an answer are emitted at most once; with nothing in flight nothing is kept (`idle`).
 """
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
 
 from actors.model.plan.schema import TIME
 from actors.model.plan.updates import between, consolidate, from_ipc, to_ipc
+from actors.model.protocol import storage
+from actors.model.protocol.client_commands import merge_configuration
 from actors.model.protocol.compute import (
     Command,
     ConnectionRefused,
@@ -49,11 +43,48 @@ from actors.model.protocol.compute import (
     SubscribeResponse,
     UpdateConfiguration,
 )
-from actors.replica.compute.history import merge_configuration
-from actors.runtime.errors import InvalidUsage, RemoteProtocolError
+from actors.model.protocol.storage import (
+    DroppedId,
+    FilesStaged,
+    FrontierUpper,
+    RunIngestion,
+    RunOneshotIngestion,
+    RunSink,
+    StagedBatches,
+    StagingFailed,
+    StagingResult,
+    StatisticsUpdates,
+    StatusUpdate,
+)
+from actors.replica.storage.history import StorageDefinitions
+from actors.runtime.errors import InvalidUsage, OperationCanceled, RemoteProtocolError
 from actors.runtime.progress import EMPTY, Frontier, ObjectId, is_empty
 
+C = TypeVar("C")
+R = TypeVar("R")
+
 KINDS = ("write", "input", "output")
+
+
+class PartitionedHalf(ABC, Generic[C, R]):
+    """Splits one client's commands over the parts, merges the parts' responses.
+
+    `ended` collects the ids whose end all parts have reported; its reader clears it.
+    """
+
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+        self._complete = False
+        self.ended: list[ObjectId] = []
+
+    @abstractmethod
+    def split(self, command: C) -> list[tuple[int, C]]:
+        """Return (part, command) for every part that gets the command."""
+
+    @abstractmethod
+    def absorb(self, part: int, response: R) -> R | None:
+        """Return the merged response that this one completes, or None. Raises
+        `RemoteProtocolError` when a part breaks a rule."""
 
 
 class _Meets:
@@ -210,18 +241,13 @@ class ConnectionLimits:
         return share if self._inline_bytes_max is None else min(self._inline_bytes_max, share)
 
 
-class PartitionedState:
-    """Splits one client's commands over the parts, merges the parts' responses.
-
-    `ended` collects the ids whose end every part has reported; its reader clears it.
-    """
+class PartitionedState(PartitionedHalf[Command, Response]):
+    """The compute half of one client."""
 
     def __init__(self, parts: int, limits: ConnectionLimits) -> None:
-        self._parts = parts
+        super().__init__(parts)
         self._limits = limits
         self._waiting: UpdateConfiguration | None = None
-        self._complete = False
-        self.ended: list[ObjectId] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -235,7 +261,7 @@ class PartitionedState:
         return not (self._peeks or self._meets or self._subscribes or self._copies)
 
     def split(self, command: Command) -> list[tuple[int, Command]]:
-        """Return (part, command) for every part that gets the command."""
+        """See `PartitionedHalf`."""
         match command:
             case Hello():
                 self._clear()
@@ -256,10 +282,7 @@ class PartitionedState:
         return [(0, command)]
 
     def absorb(self, part: int, response: Response) -> Response | None:
-        """Return the merged response that this one completes, or None.
-
-        Raises `RemoteProtocolError` when a part answers a peek or a copy twice.
-        """
+        """See `PartitionedHalf`."""
         match response:
             case Frontiers():
                 return self._frontiers(part, response)
@@ -273,6 +296,8 @@ class PartitionedState:
                 return response
 
     def _frontiers(self, part: int, response: Frontiers) -> Frontiers | None:
+        # Per object and kind each part's frontier is joined (it cannot go back), and the meet is
+        # emitted when it advances. An object whose parts are empty in every kind is forgotten.
         meets = self._meets.get(response.id)
         if meets is None:
             meets = self._meets[response.id] = _Meets(self._parts)
@@ -283,6 +308,7 @@ class PartitionedState:
         return news
 
     def _peek(self, part: int, response: PeekResponse) -> PeekResponse | None:
+        # Emitted when every part has answered: each has rows of its own.
         answers = self._peeks.setdefault(response.uuid, {})
         if part in answers:
             raise RemoteProtocolError(f"worker {part} answered peek {response.uuid} twice")
@@ -295,6 +321,7 @@ class PartitionedState:
         return PeekResponse(response.uuid, merged)
 
     def _copy(self, part: int, response: CopyToResponse) -> CopyToResponse | None:
+        # Emitted when every part has answered: each may have written files.
         answers = self._copies.setdefault(response.id, {})
         if part in answers:
             raise RemoteProtocolError(f"worker {part} answered copy {response.id} twice")
@@ -307,6 +334,8 @@ class PartitionedState:
         return CopyToResponse(response.id, merge_copies(results))
 
     def _subscribe(self, part: int, response: SubscribeResponse) -> SubscribeResponse | None:
+        # A batch is emitted when the meet of the parts' uppers advances, with the updates below it.
+        # The first error ends the subscribe, and so does its drop, once.
         merging = self._subscribes.get(response.id)
         if merging is None:
             merging = self._subscribes[response.id] = _Subscribe(self._parts)
@@ -322,7 +351,10 @@ class PartitionedState:
 
 
 def merge_results(results: list[PeekResult], bytes_max: int) -> PeekResult:
-    """Return one result out of all parts', by the precedence in the module's docstring."""
+    """Return one result out of all parts'."""
+    # Precedence: Canceled before any error; an error of the data before one of a limit, of bytes
+    # before one of rows, the smallest limit first. Stashed parts and rows make one stashed result;
+    # rows alone are concatenated.
     if len(results) == 1:
         return results[0]
     for result in results:
@@ -356,7 +388,8 @@ def merge_results(results: list[PeekResult], bytes_max: int) -> PeekResult:
 
 
 def merge_copies(results: list[CopyResult]) -> CopyResult:
-    """Return one result out of all parts', by the precedence in the module's docstring."""
+    """Return one result out of all parts'."""
+    # Precedence: Dropped before Failed before the sum, with the manifest of the part that has one.
     for kind in (CopyDropped, CopyFailed):
         for result in results:
             if isinstance(result, kind):
@@ -398,3 +431,135 @@ def _concatenated(pieces: list[tuple[bytes, int]]) -> tuple[bytes, int]:
     # Parts hold disjoint rows: nothing to consolidate.
     whole: pa.Table = pa.concat_tables([table for table, _ in tables])
     return to_ipc(whole), whole.num_rows
+
+
+# -- the storage half ------------------------------------------------------------------------------
+
+
+class _StorageObject(msgspec.Struct):
+    """One object: each worker's upper, the emitted meet, and the workers that have dropped it."""
+
+    uppers: list[Frontier]
+    reported: Frontier = 0
+    dropped: set[int] = msgspec.field(default_factory=set)
+
+
+class StoragePartitioned(PartitionedHalf[storage.Command, storage.Response]):
+    """The storage half of one client; in `ended` are also uuids of one-shot ingestions."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__(parts)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._wanted = StorageDefinitions()
+        self._objects: dict[ObjectId, _StorageObject] = {}
+        self._oneshots: dict[str, dict[int, StagingResult]] = {}
+
+    def idle(self) -> bool:
+        """Return whether nothing is being merged."""
+        return not (self._objects or self._oneshots)
+
+    def split(self, command: storage.Command) -> list[tuple[int, storage.Command]]:
+        """See `PartitionedHalf`."""
+        if isinstance(command, Hello):
+            self._clear()
+            self._complete = False
+        elif self._complete:
+            self._track(command)
+        else:
+            self._wanted.add(command)
+            if isinstance(command, InitializationComplete):
+                self._complete = True
+                # Nothing ran before: only what is still wanted now will answer.
+                for said in self._wanted.commands():
+                    self._track(said)
+                self._wanted = StorageDefinitions()
+        # Every worker gets all commands, so what its responses may be about is known from here.
+        return [(part, command) for part in range(self._parts)]
+
+    def _track(self, command: storage.Command) -> None:
+        match command:
+            case RunIngestion(description=description):
+                self._begin(*description.ids)
+            case RunSink(description=description):
+                self._begin(description.id)
+            case RunOneshotIngestion(uuid=uuid):
+                self._oneshots.setdefault(uuid, {})
+
+    def _begin(self, *ids: ObjectId) -> None:
+        for id in ids:
+            if id not in self._objects:
+                self._objects[id] = _StorageObject([0] * self._parts)
+
+    def absorb(self, part: int, response: storage.Response) -> storage.Response | None:
+        """See `PartitionedHalf`."""
+        match response:
+            case FrontierUpper():
+                return self._upper(part, response)
+            case DroppedId():
+                return self._dropped(part, response)
+            case StagedBatches():
+                return self._staged(part, response)
+            case StatusUpdate() | StatisticsUpdates() | ConnectionRefused():
+                return response
+
+    def _object(self, part: int, id: ObjectId, what: str) -> _StorageObject:
+        found = self._objects.get(id)
+        if found is None:
+            raise RemoteProtocolError(f"worker {part} told {what} of {id}, which nobody runs")
+        if part in found.dropped:
+            raise RemoteProtocolError(f"worker {part} told {what} of {id} after its drop")
+        return found
+
+    def _upper(self, part: int, response: FrontierUpper) -> FrontierUpper | None:
+        # Each worker's upper is joined (it cannot go back), and the meet is emitted when it
+        # advances.
+        found = self._object(part, response.id, "an upper")
+        found.uppers[part] = max(found.uppers[part], response.upper)
+        meet = min(found.uppers)
+        if meet <= found.reported:
+            return None
+        found.reported = meet
+        return FrontierUpper(response.id, meet)
+
+    def _dropped(self, part: int, response: DroppedId) -> DroppedId | None:
+        # Emitted when all workers have sent it: until then one of them may still write.
+        found = self._object(part, response.id, "the drop")
+        found.dropped.add(part)
+        if len(found.dropped) < self._parts:
+            return None
+        del self._objects[response.id]
+        self.ended.append(response.id)
+        return response
+
+    def _staged(self, part: int, response: StagedBatches) -> StagedBatches | None:
+        # Emitted when all workers have answered: each may have staged rows.
+        uuid = response.uuid
+        answers = self._oneshots.get(uuid)
+        if answers is None:
+            raise RemoteProtocolError(
+                f"worker {part} answered the one-shot ingestion {uuid}, which nobody waits for"
+            )
+        if part in answers:
+            raise RemoteProtocolError(f"worker {part} answered the one-shot ingestion {uuid} twice")
+        answers[part] = response.result
+        if len(answers) < self._parts:
+            return None
+        del self._oneshots[uuid]
+        self.ended.append(uuid)
+        return StagedBatches(uuid, merge_staged([answers[part] for part in sorted(answers)]))
+
+
+def merge_staged(results: list[StagingResult]) -> StagingResult:
+    """Return one result out of all workers'."""
+    # Precedence: Canceled before another error, an error before the batches of all.
+    failed = [result for result in results if isinstance(result, StagingFailed)]
+    if failed:
+        return min(failed, key=lambda result: result.code != OperationCanceled.__name__)
+    staged = [result for result in results if isinstance(result, FilesStaged)]
+    return FilesStaged(
+        tuple(batch for result in staged for batch in result.batches),
+        sum(result.files for result in staged),
+        sum(result.bytes for result in staged),
+    )

@@ -1,4 +1,6 @@
-"""Rules of a client's commands and their order, checked on both sides. Pure.
+"""Rules of the messages on a connection of the compute half. Pure.
+
+Rules of commands (`CommandRules`, checked by both sides):
 
 - Hello, then CreateInstance (compatible with the running instance), then any commands; each of
   these and InitializationComplete once; a nonce is never used twice (the acceptor checks);
@@ -11,13 +13,19 @@
 - names are short, and a result fits a frame with the frame's other fields.
 
 Commands about unknown objects are let through: a race, not an error.
+
+Rules of responses (`ResponseRules`, checked by the client): nothing is answered before
+InitializationComplete, and the rule of each kind of response stands where it is checked. State is
+bounded by the commands: an id is forgotten when it was dropped and its end has come.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from actors.connectors.sinks.copy_output import check_copy
 from actors.model.plan.schema import TableSchema
@@ -25,116 +33,103 @@ from actors.model.protocol.compute import (
     AllowCompaction,
     CancelPeek,
     Command,
+    ConnectionRefused,
     CopyToExport,
+    CopyToResponse,
     CreateDataflow,
     CreateInstance,
     DataflowDescription,
+    Frontiers,
     Hello,
     IndexExport,
     InitializationComplete,
     Peek,
+    PeekCanceled,
+    PeekResponse,
+    Response,
+    StatusResponse,
+    SubscribeBatch,
+    SubscribeDropped,
     SubscribeExport,
+    SubscribeResponse,
     UpdateConfiguration,
     ViewExport,
 )
+from actors.replica.compute.history import advance_as_of
 from actors.runtime.errors import InvalidUsage, RemoteProtocolError
-from actors.runtime.progress import TIME_MAX, ObjectId, is_empty
+from actors.runtime.progress import TIME_MAX, Frontier, ObjectId, is_empty
 from actors.runtime.settings import FRAME_OVERHEAD_BYTES, NAME_BYTES_MAX, TOKEN_BYTES_MAX, Settings
 
-# -- The protocol's state machines as data, for the code, its tests and docs/protocol.md -----------
-# A table maps (state, event) to the next state; a pair that it lacks violates the protocol.
-# `cluster.rules` runs `STAGES`. `LIFE` is the life of one dataflow on a worker, `PEEK` that of one
-# peek, `ADAPTER` that of a response (`channel_adapter.StashRules`); tests check that the code
-# follows them. `mermaid` draws a table.
-
-
-Table: TypeAlias = Mapping[tuple[str, str], str]
+StageTable: TypeAlias = Mapping[tuple[str, str], str]
+"""Stages of a connection: (stage, command) leads to the next stage. A pair that it lacks violates
+the protocol."""
 
 OTHER: Final = "any other command"
 
-STAGES: Final[Table] = {
+STAGES: Final[StageTable] = {
     ("opened", "Hello"): "greeted",
     ("greeted", "CreateInstance"): "initializing",
     ("initializing", OTHER): "initializing",
     ("initializing", "InitializationComplete"): "computing",
     ("computing", OTHER): "computing",
 }
-"""Stages of a connection, by its commands."""
+"""Stages of a connection to the compute half."""
 
-LIFE: Final[Table] = {
-    ("absent", "CreateDataflow"): "suspended",
-    ("suspended", "Schedule"): "running",
-    ("suspended", "AllowCompaction"): "suspended",
-    ("running", "AllowCompaction"): "running",
-    ("suspended", "AllowCompaction (empty)"): "dropping",
-    ("running", "AllowCompaction (empty)"): "dropping",
-    ("suspended", "reconciled: kept"): "suspended",
-    ("running", "reconciled: kept"): "running",
-    ("suspended", "reconciled: not kept"): "dropping",
-    ("running", "reconciled: not kept"): "dropping",
-    ("dropping", "actor and tasks stopped"): "absent",
-}
-"""States of a dataflow on a worker. A dropped one may be created again while it stops: the new one
-is another, which starts when the former has stopped."""
-
-PEEK: Final[Table] = {
-    ("asked", "time not sealed"): "waiting",
-    ("asked", "time sealed"): "reading",
-    ("asked", "refused"): "answered",
-    ("waiting", "time sealed"): "reading",
-    ("waiting", "CancelPeek"): "answered",
-    ("waiting", "index dropped"): "answered",
-    ("waiting", "connection lost"): "forgotten",
-    ("reading", "rows or error"): "answered",
-    ("reading", "snapshot replaced"): "waiting",
-    ("reading", "CancelPeek"): "answered",
-    ("reading", "index dropped"): "answered",
-    ("reading", "connection lost"): "forgotten",
-}
-"""States of a peek on a worker."""
-
-ADAPTER: Final[Table] = {
-    ("current nonce, client there", "response"): "forwarded",
-    ("current nonce, client gone", "response"): "dropped",
-    ("served before", "response"): "dropped",
-    ("not served yet, room", "response"): "stashed",
-    ("not served yet, no room", "response"): "held",
-}
-"""Handling of a worker's response at its channel adapter, by its nonce."""
-
-TABLES: Final[Mapping[str, Table]] = {
-    "A connection": STAGES,
-    "A dataflow on a worker": LIFE,
-    "A peek on a worker": PEEK,
-    "A response at the adapter": ADAPTER,
-}
+KEY_FRAMES_MAX: Final = 4
+"""Limit of the keys of a client's unanswered peeks, as a multiple of `frame_bytes_max`."""
 
 
-def mermaid(table: Table) -> str:
-    """Return a state diagram of a table, without fences."""
-    names: dict[str, str] = {}
-    for (state, _), following in table.items():
-        for name in (state, following):
-            names.setdefault(name, f"s{len(names)}")
-    lines = ["stateDiagram-v2"]
-    lines += [f'    state "{name}" as {short}' for name, short in names.items()]
-    first = next(iter(names.values()))
-    lines.append(f"    [*] --> {first}")
-    lines += [
-        f"    {names[state]} --> {names[following]}: {event}"
-        for (state, event), following in table.items()
-    ]
-    return "\n".join(lines)
+class StageRules:
+    """Checks that the commands of one connection come in the order of its table; for both halves.
+
+    Subclasses set `_stage` to what `_following` returned when the whole command was checked: a
+    refused command does not count.
+    """
+
+    def __init__(self, stages: StageTable, settings: Settings) -> None:
+        self._stages = stages
+        self._placed = [event for _, event in stages if event != OTHER]
+        """Commands that are sent once, at their place."""
+        self._settings = settings
+        self._stage = "opened"
+
+    def check(self, command: Any) -> None:
+        """Raise `RemoteProtocolError` if the command breaks the order, and `InvalidUsage` if it
+        cannot be served; both end the connection. A refused command does not count."""
+        raise NotImplementedError
+
+    def ended(self, id: ObjectId) -> None:
+        """Note that the end of an object was sent to the client: its id is free again."""
+        raise NotImplementedError
+
+    @property
+    def complete(self) -> bool:
+        """Return whether InitializationComplete was sent."""
+        return self._stage == self._stages["initializing", "InitializationComplete"]
+
+    def _following(self, name: str) -> str:
+        """Return the stage after a command of that name. Raises `RemoteProtocolError`."""
+        stages = self._stages
+        following = stages.get((self._stage, name))
+        # Any other command may come at a stage that has room for any.
+        if following is None and name not in self._placed:
+            following = stages.get((self._stage, OTHER))
+        if following is not None:
+            return following
+        wanted = [event for stage, event in stages if stage == self._stage and event != OTHER]
+        if wanted and name != wanted[0] and self._stage != "initializing":
+            raise RemoteProtocolError(f"{name} came before {wanted[0]}")
+        # It has a place of its own, which is behind this connection, or it is Hello again.
+        raise RemoteProtocolError(f"a connection says {name} once")
 
 
-class CommandRules:
+class CommandRules(StageRules):
     """State of one conversation. `running`: the cluster's instance; None on the client's side,
     which does not know it."""
 
     def __init__(self, running: CreateInstance | None, settings: Settings) -> None:
+        super().__init__(STAGES, settings)
         self._running = running
-        self._settings = settings
-        self._stage = "opened"
         self._dataflows: dict[ObjectId, bool] = {}
         """True if the dataflow's end was reported already, by id."""
         self._ending: set[ObjectId] = set()
@@ -150,8 +145,7 @@ class CommandRules:
         """Ids compacted before InitializationComplete without being created."""
 
     def check(self, command: Command) -> None:
-        """Raise `RemoteProtocolError` if the command breaks the order, and `InvalidUsage` if this
-        instance cannot serve it; both end the connection."""
+        """See `StageRules`."""
         following = self._following(type(command).__name__)
         match command:
             case Hello():
@@ -177,23 +171,6 @@ class CommandRules:
         # Set last: a refused command does not count.
         self._stage = following
 
-    @property
-    def complete(self) -> bool:
-        """Return whether InitializationComplete was sent."""
-        return self._stage == "computing"
-
-    def _following(self, name: str) -> str:
-        """Return the stage after a command of that name (`STAGES`)."""
-        following = STAGES.get((self._stage, name))
-        if following is None and name not in OPENING:
-            following = STAGES.get((self._stage, OTHER))
-        if following is not None:
-            return following
-        wanted = [event for stage, event in STAGES if stage == self._stage and event != OTHER]
-        if wanted and name != wanted[0] and self._stage != "initializing":
-            raise RemoteProtocolError(f"{name} came before {wanted[0]}")
-        raise RemoteProtocolError(f"a connection says {name} once")
-
     def answered(self, uuid: str) -> None:
         """Note that the answer of a peek was sent."""
         self._peek_bytes -= self._peeks.pop(uuid, 0)
@@ -208,16 +185,16 @@ class CommandRules:
     def _create(self, dataflow: DataflowDescription) -> None:
         id = dataflow.id
         check_name(id, "the id of a dataflow", NAME_BYTES_MAX)
-        _require(id not in self._dataflows, f"dataflow {id} exists already")
-        _require(
+        require(id not in self._dataflows, f"dataflow {id} exists already")
+        require(
             # Else responses about the former could be taken for the new one's.
             id not in self._ending,
             f"dataflow {id} was dropped and its end has not been told yet: an id may be used "
             "again only after that",
         )
-        _require(0 <= dataflow.as_of <= TIME_MAX, f"{id} starts at {dataflow.as_of}: no such time")
+        require(0 <= dataflow.as_of <= TIME_MAX, f"{id} starts at {dataflow.as_of}: no such time")
         # A client cannot know when all workers are done with a subscribe: no id is used again.
-        _require(id not in self._spent, f"{id} was a subscribe: it needs a fresh id each time")
+        require(id not in self._spent, f"{id} was a subscribe: it needs a fresh id each time")
         limit = self._settings.dataflows_max
         if len(self._dataflows) + len(self._ending) >= limit:
             raise InvalidUsage(f"dataflow {id} is one more than dataflows_max ({limit})")
@@ -233,7 +210,7 @@ class CommandRules:
             check_name(command.id, "the id of an AllowCompaction", NAME_BYTES_MAX)
             self._named.add(command.id)
             limit = self._settings.dataflows_max
-            _require(len(self._named) <= limit, f"more than {limit} unknown ids (dataflows_max)")
+            require(len(self._named) <= limit, f"more than {limit} unknown ids (dataflows_max)")
         elif is_empty(command.frontier):
             ended = self._dataflows.pop(command.id, None)
             if self.complete and command.id in self._streams:
@@ -280,11 +257,197 @@ class CommandRules:
         self._peek_bytes += size
 
 
-OPENING = tuple(event for _, event in STAGES if event != OTHER)
-"""Commands that are sent once, at their place."""
+class ResponseChecks:
+    """Checks the responses of one conversation, as its client sees them; for both halves. `heard`
+    notes every command that is about to be sent, `check` checks every response."""
 
-KEY_FRAMES_MAX = 4
-"""Limit of the keys of a client's unanswered peeks, as a multiple of `frame_bytes_max`."""
+    def __init__(self) -> None:
+        self._complete = False
+        self.ended: list[ObjectId] = []
+        """Ids whose end has come; its reader clears it."""
+
+    def heard(self, command: Any) -> None:
+        """Note a command that is about to be sent; it keeps the rules of commands."""
+        raise NotImplementedError
+
+    def check(self, response: Any) -> None:
+        """Raise `RemoteProtocolError` with the rule that the response breaks, if it breaks one."""
+        if isinstance(response, ConnectionRefused):
+            return
+        # Until then the replica still runs the former client's objects.
+        if not self._complete:
+            name = type(response).__name__
+            raise RemoteProtocolError(f"{name} came before InitializationComplete")
+        self._check(response)
+
+    def _check(self, response: Any) -> None:
+        raise NotImplementedError
+
+
+KINDS = ("write", "input", "output")
+
+
+class _Dataflow(msgspec.Struct):
+    """State of one dataflow, from its responses."""
+
+    description: DataflowDescription
+    frontiers: dict[str, Frontier]
+    upper: Frontier | None = None
+    """Upper of a subscribe's last batch."""
+    over: bool = False
+    dropped: bool = False
+
+
+class ResponseRules(ResponseChecks):
+    """State of one conversation, as its client sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._objects: dict[ObjectId, _Dataflow] = {}
+        self._peeks: dict[str, bool] = {}
+        """Peeks without an answer; True if it was cancelled."""
+
+    def heard(self, command: Command) -> None:
+        """See `ResponseChecks`."""
+        match command:
+            case InitializationComplete():
+                self._complete = True
+            case CreateDataflow(dataflow=dataflow):
+                self._objects[dataflow.id] = _Dataflow(dataflow, {})
+            case AllowCompaction(id=id, frontier=frontier):
+                made = self._objects.get(id)
+                if made is not None and is_empty(frontier):
+                    made.dropped = True
+                    self._forget_if_done(id, made)
+                    if not self._complete:  # it never ran
+                        self._objects.pop(id, None)
+                elif made is not None and not self._complete and frontier > made.description.as_of:
+                    # The replica's history advances the as_of in the same way.
+                    made.description = advance_as_of(made.description, frontier)
+            case Peek(uuid=uuid):
+                self._peeks[uuid] = False
+            case CancelPeek(uuid=uuid):
+                if not self._complete:  # it was never begun
+                    # Its uuid is free at once: no answer will come.
+                    self._peeks.pop(uuid, None)
+                elif uuid in self._peeks:
+                    self._peeks[uuid] = True
+
+    def _check(self, response: Response) -> None:
+        match response:
+            case Frontiers():
+                self._frontiers(response)
+            case PeekResponse():
+                self._peek(response)
+            case SubscribeResponse():
+                self._subscribe(response)
+            case CopyToResponse(id=id):
+                made = self._known(id, "the answer of a copy")
+                # A copy is answered once.
+                is_copy = isinstance(made.description.export, CopyToExport)
+                require(is_copy and not made.over, f"copy {id} is none, or was answered before")
+                self._over(id, made)
+            # A status may name anything, at any time.
+            case StatusResponse():
+                pass
+
+    def _known(self, id: ObjectId, what: str) -> _Dataflow:
+        made = self._objects.get(id)
+        if made is None:
+            raise RemoteProtocolError(f"{what} came of {id}, which this connection does not know")
+        return made
+
+    def _frontiers(self, response: Frontiers) -> None:
+        id = response.id
+        # Of an index or view of this connection that has not ended. Each kind advances, begins at
+        # the `as_of` at the earliest, and ends with the empty one.
+        made = self._known(id, "frontiers")
+        require(
+            not isinstance(made.description.export, SubscribeExport | CopyToExport),
+            f"frontiers came of {id}, which has none: it is a subscribe or a copy",
+        )
+        for kind in KINDS:
+            new = getattr(response, kind)
+            if new is None:
+                continue
+            old = made.frontiers.get(kind)
+            require(
+                old is None or old < new, f"{kind} of {id} went from {old} to {new}: not forward"
+            )
+            first = made.description.as_of
+            require(new >= first, f"{kind} of {id} is {new}, before its as_of {first}")
+            made.frontiers[kind] = new
+        if all(is_empty(made.frontiers.get(kind, 0)) for kind in KINDS):
+            self._over(id, made)
+
+    def _peek(self, response: PeekResponse) -> None:
+        uuid = response.uuid
+        # Answered once; with Canceled only after a CancelPeek.
+        canceled = self._peeks.pop(uuid, None)
+        if canceled is None:
+            raise RemoteProtocolError(f"peek {uuid} was answered twice, or never asked")
+        if isinstance(response.result, PeekCanceled) and not canceled:
+            raise RemoteProtocolError(
+                f"peek {uuid} was answered with OperationCanceled, and nobody had canceled it"
+            )
+
+    def _subscribe(self, response: SubscribeResponse) -> None:
+        id, said = response.id, response.batch
+        # Batches are contiguous and not empty in time. Nothing follows the end: the empty upper, an
+        # error, or `SubscribeDropped`, which has the last upper and comes only after a drop.
+        made = self._known(id, "a batch")
+        require(
+            isinstance(made.description.export, SubscribeExport),
+            f"a batch came of {id}, which is no subscribe",
+        )
+        require(not made.over, f"something came of subscribe {id} after its end")
+        if isinstance(said, SubscribeDropped):
+            require(made.dropped, f"subscribe {id} ended as dropped, and nobody had dropped it")
+            last = made.upper
+            require(
+                last is None or said.frontier == last,
+                f"subscribe {id} was dropped at {said.frontier}, its last batch ended at {last}",
+            )
+            self._over(id, made)
+            return
+        self._batch(id, made, said)
+
+    def _batch(self, id: ObjectId, made: _Dataflow, batch: SubscribeBatch) -> None:
+        lower, upper, last = batch.lower, batch.upper, made.upper
+        require(lower < upper, f"a batch of subscribe {id} is empty in time: [{lower}, {upper})")
+        require(
+            last is None or lower == last,
+            f"subscribe {id} was at {last}, then came [{lower}, {upper})",
+        )
+        if last is None:
+            self._first_batch(id, made.description, batch)
+        made.upper = upper
+        if batch.error is not None or is_empty(upper):
+            self._over(id, made)
+
+    def _first_batch(
+        self, id: ObjectId, description: DataflowDescription, batch: SubscribeBatch
+    ) -> None:
+        as_of, export = description.as_of, description.export
+        assert isinstance(export, SubscribeExport), "it was looked at"
+        # A snapshot covers all times up to the `as_of`; without one the first change is behind it.
+        begin = 0 if export.snapshot else as_of + 1
+        what = f"the first batch of subscribe {id}, [{batch.lower}, {batch.upper}),"
+        require(batch.upper > as_of, f"{what} ends before its as_of {as_of} is told")
+        require(
+            # An error that ends the merging early has the lower of its part, which may be 0.
+            batch.lower == begin or (batch.error is not None and batch.lower == 0),
+            f"{what} must begin at {begin}",
+        )
+
+    def _over(self, id: ObjectId, made: _Dataflow) -> None:
+        made.over = True
+        self.ended.append(id)
+        self._forget_if_done(id, made)
+
+    def _forget_if_done(self, id: ObjectId, made: _Dataflow) -> None:
+        if made.over and made.dropped:
+            self._objects.pop(id, None)
 
 
 def check_instance(running: CreateInstance, wanted: CreateInstance) -> None:
@@ -369,6 +532,7 @@ def _describe(instance: CreateInstance) -> str:
     )
 
 
-def _require(holds: bool, rule: str) -> None:
+def require(holds: bool, rule: str) -> None:
+    """Raise `RemoteProtocolError` with the rule unless it holds."""
     if not holds:
         raise RemoteProtocolError(rule)

@@ -1,8 +1,9 @@
 """The cluster's side of a controller's socket, from the opening to the last response.
 
-There is one coroutine for each socket. The first two frames must be a Hello and a CreateInstance,
-and come within ``connect_timeout_ms``. Then frames become `ClientCommands`, waiting while the
-cluster is busy; the reason of the end is sent to the peer, if it still listens.
+There is one coroutine for each socket. The first frames must be those that open a conversation with
+the half (`HalfWire.opening`), and come within ``connect_timeout_ms``. Then frames become
+`ClientCommands`, waiting while the cluster is busy; the reason of the end is sent to the peer, if
+it still listens.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any
 import anyio
 
 from actors.model.protocol.compute import Command, CreateInstance, Hello, Response
+from actors.model.protocol.internal import Half
+from actors.replica.cluster.client import WIRES
 from actors.replica.cluster.connection import (
-    LOT_MAX,
     AcceptConnection,
     AcceptorMessage,
     ClientCommands,
@@ -23,6 +25,7 @@ from actors.replica.cluster.connection import (
     ReleaseConnection,
     refusal,
 )
+from actors.replica.cluster.conversations import LOT_MAX
 from actors.runtime.errors import (
     ConnectionBroken,
     PenstockError,
@@ -32,7 +35,9 @@ from actors.runtime.errors import (
 from actors.runtime.kernel import ActorAddress
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import split_context
-from actors.runtime.transport.connection import FramedConnection
+from actors.runtime.transport.address import NetworkAddress as Place
+from actors.runtime.transport.connection import FramedConnection, TransportListener
+from actors.runtime.transport.security import for_listener
 
 
 class WireOutlet:
@@ -59,11 +64,17 @@ class WireOutlet:
 
 
 class ConversationServer:
-    """Serves the conversations of one listener."""
+    """Serves the conversations of one listener of a half."""
 
-    def __init__(self, acceptor: ActorAddress[AcceptorMessage], settings: Settings) -> None:
+    def __init__(
+        self,
+        acceptor: ActorAddress[AcceptorMessage],
+        settings: Settings,
+        half: Half = "compute",
+    ) -> None:
         self._acceptor = acceptor
         self._settings = settings
+        self._wire = WIRES[half]
 
     async def converse(self, connection: FramedConnection[Any, Any]) -> None:
         """Serve one client, from its Hello on. Raises `PenstockError` with the reason of its
@@ -97,23 +108,27 @@ class ConversationServer:
     async def _introduced(
         self, connection: FramedConnection[Any, Any]
     ) -> tuple[Hello, CreateInstance | None]:
-        """Return the first two frames. Raises `RemoteProtocolError` for others, or none in time."""
-        limit_ms = self._settings.connect_timeout_ms
-        came = ""
+        """Return the first frames. Raises `RemoteProtocolError` for others, or none in time."""
+        limit_ms, opening = self._settings.connect_timeout_ms, self._wire.opening
+        came: list[Any] = []
         try:
             with anyio.fail_after(limit_ms / 1000):
-                hello, _ = split_context(await connection.receive())
-                if not isinstance(hello, Hello):
-                    raise RemoteProtocolError(f"{type(hello).__name__} came before Hello")
-                came = ", only Hello"
-                instance, _ = split_context(await connection.receive())
+                for kind in opening:
+                    command, _ = split_context(await connection.receive())
+                    # The acceptor is not told of a client that opens in another way.
+                    if not isinstance(command, kind):
+                        raise RemoteProtocolError(
+                            f"{type(command).__name__} came before {kind.__name__}"
+                        )
+                    came.append(command)
         except TimeoutError:
+            wanted = " and ".join(kind.__name__ for kind in opening)
+            only = ", only Hello" if came else ""
             raise RemoteProtocolError(
-                f"no Hello and CreateInstance in {limit_ms} ms (connect_timeout_ms){came}"
+                f"no {wanted} in {limit_ms} ms (connect_timeout_ms){only}"
             ) from None
-        if not isinstance(instance, CreateInstance):
-            raise RemoteProtocolError(f"{type(instance).__name__} came before CreateInstance")
-        return hello, instance
+        hello, *rest = came
+        return hello, rest[0] if rest else None
 
     async def _pump(
         self,
@@ -152,3 +167,23 @@ class ConversationServer:
             anyio.move_on_after(self._settings.connect_timeout_ms / 1000),
         ):
             await connection.send(refusal(error))
+
+
+async def bind_listener(
+    address: Place | str, settings: Settings, half: Half = "compute"
+) -> TransportListener:
+    """Return a listener for one half on that address (port 0: a free one, see
+    `TransportListener.address`), which nobody serves yet. Raises `AddressInUse`, and `BadSettings`
+    for an address that needs TLS and tokens and has none."""
+    wire = WIRES[half]
+    place = Place.parse(address, wire.listen) if isinstance(address, str) else address
+    return await TransportListener.bind(
+        place,
+        wire.response,
+        wire.command,
+        settings,
+        wire.magic,
+        wire.version,
+        identity=settings.identity,
+        security=for_listener(wire.listen, place, settings, "cluster_token_file"),
+    )

@@ -9,25 +9,18 @@ Rules of commands (`StorageCommandRules`, checked by both sides):
 - a description fits together: its ids and its shards are distinct, delays are above 0;
 - names are short; sources, exports, sinks and one-shots are bounded together (`dataflows_max`).
 
-Rules of responses (`StorageResponseRules`, checked by the client):
-
-- nothing is answered before InitializationComplete;
-- an upper is of an object that this connection runs, and advances;
-- a drop is reported once, and only after its command; nothing follows it;
-- a one-shot ingestion is answered once; Canceled only after a cancel;
-- statuses, statistics and `ConnectionRefused` may come at any time.
+Rules of responses (`StorageResponseRules`, checked by the client): nothing is answered before
+InitializationComplete, and the rule of each kind of response stands where it is checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
 from actors.model.protocol.compute import (
     AllowCompaction,
-    ConnectionRefused,
     Hello,
     InitializationComplete,
 )
@@ -52,63 +45,33 @@ from actors.model.protocol.storage import (
     altered,
     altered_sink,
 )
-from actors.replica.cluster.rules import check_name
+from actors.replica.cluster.rules import (
+    OTHER,
+    ResponseChecks,
+    StageRules,
+    StageTable,
+    check_name,
+    require,
+)
 from actors.replica.storage.history import StorageDefinitions
 from actors.runtime.errors import InvalidUsage, OperationCanceled, RemoteProtocolError
 from actors.runtime.progress import TIME_MAX, Frontier, ObjectId, is_empty
 from actors.runtime.settings import NAME_BYTES_MAX, TOKEN_BYTES_MAX, Settings
 
-# -- The storage half's state machines as data, as in `cluster.rules` ------------------------
-# A table maps (state, event) to the next state; a pair that it lacks violates the protocol.
-# `cluster.storage_rules` runs `STAGES`. `LIFE` is the life of a source or sink on all workers;
-# tests check that `storage.state` follows it.
-
-
-Table: TypeAlias = Mapping[tuple[str, str], str]
-
-OTHER: Final = "any other command"
-
-STAGES: Final[Table] = {
+STAGES: Final[StageTable] = {
     ("opened", "Hello"): "initializing",
     ("initializing", OTHER): "initializing",
     ("initializing", "InitializationComplete"): "storing",
     ("storing", OTHER): "storing",
 }
-"""Stages of a connection, by its commands."""
-
-LIFE: Final[Table] = {
-    ("absent", "Run"): "looked up",
-    ("looked up", "look-up failed"): "looked up",
-    ("looked up", "look-up answered"): "running",
-    ("looked up", "dropped"): "stopping",
-    ("running", "update"): "looked up",
-    ("running", "reconciled: kept"): "running",
-    ("running", "task failed"): "stalled",
-    ("stalled", "SuspendAndRestart"): "looked up",
-    ("stalled", "dropped"): "stopping",
-    ("running", "dropped"): "stopping",
-    ("running", "reconciled: not mentioned"): "stopping",
-    ("stopping", "task stopped"): "absent",
-}
-"""States of a source. During the look-up for an update the former rendering goes on. (A sink is
-rendered at once, without a look-up.)"""
-
-TABLES: Final[Mapping[str, Table]] = {
-    "A connection of the storage half": STAGES,
-    "A source": LIFE,
-}
+"""Stages of a connection to the storage half."""
 
 
-OPENING = tuple(event for _, event in STAGES if event != OTHER)
-"""Commands that are sent once, at their place."""
-
-
-class StorageCommandRules:
+class StorageCommandRules(StageRules):
     """State of one conversation, from its commands."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._stage = "opened"
+        super().__init__(STAGES, settings)
         self._wanted = StorageDefinitions()
         self._ending: set[ObjectId] = set()
         """Dropped ids whose drop was not reported yet."""
@@ -116,8 +79,7 @@ class StorageCommandRules:
         """(answered, cancelled) by uuid."""
 
     def check(self, command: Command) -> None:
-        """Raise `RemoteProtocolError` if the command breaks the order, and `InvalidUsage` if it is
-        invalid; both end the connection. A refused command does not count."""
+        """See `StageRules`."""
         following = self._following(type(command).__name__)
         match command:
             case Hello():
@@ -141,28 +103,12 @@ class StorageCommandRules:
         self._wanted.add(command)
         self._stage = following
 
-    @property
-    def complete(self) -> bool:
-        """Return whether InitializationComplete was sent."""
-        return self._stage == "storing"
-
     def ended(self, id: ObjectId) -> None:
         """Note that the drop of an object, or the answer of a one-shot ingestion, was sent."""
         self._ending.discard(id)
         if id in self._oneshots:
             _, canceled = self._oneshots[id]
             self._settle(id, True, canceled)
-
-    def _following(self, name: str) -> str:
-        """Return the stage after a command of that name (`STAGES`)."""
-        following = STAGES.get((self._stage, name))
-        if following is None and name not in OPENING:
-            following = STAGES.get((self._stage, OTHER))
-        if following is not None:
-            return following
-        if self._stage == "opened":
-            raise RemoteProtocolError(f"{name} came before Hello")
-        raise RemoteProtocolError(f"a connection says {name} once")
 
     def _end(self, ids: tuple[ObjectId, ...]) -> None:
         # Before InitializationComplete nothing runs: dropped ids are free at once.
@@ -174,20 +120,20 @@ class StorageCommandRules:
     def _check_source(self, new: IngestionDescription) -> None:
         for id in new.ids:
             check_name(id, f"an id of source {new.name}", NAME_BYTES_MAX)
-            _require(id not in self._ending, _not_told(id))
+            require(id not in self._ending, _not_told(id))
         shards = (new.remap_shard, *(export.shard for export in new.exports))
         for what, names in (("ids", new.ids), ("shards", shards)):
             if len(set(names)) < len(names):
                 raise InvalidUsage(f"source {new.id}: its {what} are not distinct: {names}")
         _check_parts(new.id, new.configuration, new.retry)
         wanted = self._wanted
-        _require(new.id not in wanted.source_of, f"{new.id} is an export already")
+        require(new.id not in wanted.source_of, f"{new.id} is an export already")
         for id in new.ids:
-            _require(id not in wanted.sinks, f"{id} is a sink already")
+            require(id not in wanted.sinks, f"{id} is a sink already")
         for export in new.exports:
             at = wanted.source_of.get(export.id, new.id)
-            _require(at == new.id, f"{export.id} is an export of source {at} already")
-            _require(export.id not in wanted.ingestions, f"{export.id} is a source already")
+            require(at == new.id, f"{export.id} is an export of source {at} already")
+            require(export.id not in wanted.ingestions, f"{export.id} is a source already")
         old = wanted.ingestions.get(new.id)
         self._check_room(new.id, len(new.ids) - (0 if old is None else len(old.ids)))
         if old is not None:
@@ -196,10 +142,10 @@ class StorageCommandRules:
     def _check_sink(self, new: SinkDescription) -> None:
         id, wanted = new.id, self._wanted
         check_name(id, "the id of a sink", NAME_BYTES_MAX)
-        _require(id not in self._ending, _not_told(id))
-        _require(id not in wanted.ingestions, f"{id} is a source already")
-        _require(id not in wanted.source_of, f"{id} is an export already")
-        _require(0 <= new.as_of <= TIME_MAX, f"{id} starts at {new.as_of}: no such time")
+        require(id not in self._ending, _not_told(id))
+        require(id not in wanted.ingestions, f"{id} is a source already")
+        require(id not in wanted.source_of, f"{id} is an export already")
+        require(0 <= new.as_of <= TIME_MAX, f"{id} starts at {new.as_of}: no such time")
         _check_parts(id, new.configuration, new.retry)
         old = wanted.sinks.get(id)
         self._check_room(id, 1 if old is None else 0)
@@ -218,7 +164,7 @@ class StorageCommandRules:
     def _run_oneshot(self, command: RunOneshotIngestion) -> None:
         uuid = command.uuid
         check_name(uuid, "the uuid of a one-shot ingestion", TOKEN_BYTES_MAX)
-        _require(
+        require(
             uuid not in self._oneshots,
             f"the one-shot ingestion {uuid} was not answered and canceled yet: choose a fresh uuid",
         )
@@ -247,20 +193,19 @@ class _Object(msgspec.Struct):
     to_drop: bool = False
 
 
-class StorageResponseRules:
-    """State of one conversation, from its responses as the client sees them. `ended` collects ids
-    and uuids whose end has come; its reader clears it."""
+class StorageResponseRules(ResponseChecks):
+    """State of one conversation, as its client sees it; in `ended` are also uuids of one-shot
+    ingestions."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._wanted = StorageDefinitions()
-        self._complete = False
         self._objects: dict[ObjectId, _Object] = {}
         self._oneshots: dict[str, bool] = {}
         """One-shot ingestions without an answer; True if it was cancelled."""
-        self.ended: list[ObjectId] = []
 
     def heard(self, command: Command) -> None:
-        """Note a command that is about to be sent; it keeps the rules of commands."""
+        """See `ResponseChecks`."""
         if self._complete:
             self._hear(command)
         self._wanted.add(command)
@@ -295,21 +240,18 @@ class StorageResponseRules:
             if id in self._objects:
                 self._objects[id].to_drop = True
 
-    def check(self, response: Response) -> None:
-        """Raise `RemoteProtocolError` with the rule that the response breaks, if it breaks one."""
-        if isinstance(response, ConnectionRefused):
-            return
-        name = type(response).__name__
-        _require(self._complete, f"{name} came before InitializationComplete")
+    def _check(self, response: Response) -> None:
         match response:
             case FrontierUpper(id=id, upper=upper):
+                # Of an object that this connection runs; it advances.
                 made = self._object(id, "an upper")
                 old = made.upper
-                _require(old < upper, f"the upper of {id} went from {old} to {upper}: not forward")
+                require(old < upper, f"the upper of {id} went from {old} to {upper}: not forward")
                 made.upper = upper
             case DroppedId(id=id):
+                # Reported once, and only after its command; nothing follows it.
                 made = self._object(id, "the drop")
-                _require(made.to_drop, f"{id} was dropped, and nobody had asked for it")
+                require(made.to_drop, f"{id} was dropped, and nobody had asked for it")
                 del self._objects[id]
                 self.ended.append(id)
             case StagedBatches(uuid=uuid):
@@ -325,13 +267,14 @@ class StorageResponseRules:
         return made
 
     def _staged(self, uuid: str, response: StagedBatches) -> None:
+        # Answered once; with Canceled only after a cancel.
         canceled = self._oneshots.pop(uuid, None)
-        _require(
+        require(
             canceled is not None, f"the one-shot ingestion {uuid} was answered twice, or never run"
         )
         result = response.result
         code = result.code if isinstance(result, StagingFailed) else ""
-        _require(
+        require(
             bool(canceled) or code != OperationCanceled.__name__,
             f"one-shot ingestion {uuid} was answered with OperationCanceled: nobody canceled it",
         )
@@ -373,8 +316,3 @@ def _not_told(id: ObjectId) -> str:
     return (
         f"{id} was dropped and that has not been told yet: an id may be used again only after that"
     )
-
-
-def _require(holds: bool, rule: str) -> None:
-    if not holds:
-        raise RemoteProtocolError(rule)

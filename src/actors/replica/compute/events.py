@@ -10,6 +10,8 @@ from typing import TypeAlias
 import msgspec
 
 from actors.model.protocol.compute import (
+    Command,
+    CommandBatch,
     CopyDone,
     CopyFailed,
     DataflowDescription,
@@ -19,7 +21,6 @@ from actors.model.protocol.compute import (
     PeekStashed,
     Response,
     StatusResponse,
-    TaggedCommand,
 )
 from actors.model.protocol.internal import (
     BatchEmitted,
@@ -29,9 +30,10 @@ from actors.model.protocol.internal import (
     EmitBatch,
     ProposeCommand,
     SequencedCommand,
+    TaggedCommand,
     WritesAllowed,
 )
-from actors.replica.compute.history import ReplacedDataflow
+from actors.replica.compute.reconciliation import ReplacedDataflow
 from actors.runtime.progress import Frontier, Nonce, Time
 
 PeekResult: TypeAlias = PeekRows | PeekStashed | PeekError
@@ -106,7 +108,7 @@ class DropCompleted(msgspec.Struct, frozen=True, gc=False):
 
 
 Event: TypeAlias = (
-    TaggedCommand
+    TaggedCommand[Command | CommandBatch]
     | SequencedCommand
     | ComputeClientLost
     | DataflowProgressed

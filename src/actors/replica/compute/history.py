@@ -1,9 +1,5 @@
 """The command history: the shortest list of commands that builds the same instance.
 
-Theory of operation. A controller replays its history to a connecting replica, and a worker collects
-in one the commands before `InitializationComplete`. `push` reduces the list when it has doubled
-since the last reduction, so the cost is amortised and the length stays proportional to the state.
-
 `reduce` writes: Hello, CreateInstance, one merged UpdateConfiguration, CreateDataflows, Schedules,
 live Peeks, left-over AllowCompactions, InitializationComplete, AllowWrites. Rules:
 
@@ -22,18 +18,17 @@ them. Only the last Hello's nonce is kept, and no rule of the protocol is checke
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
+from actors.model.protocol.client_commands import CommandHistory, merge_configuration
 from actors.model.protocol.compute import (
     AllowCompaction,
     AllowWrites,
     CancelPeek,
     Command,
-    CopyToExport,
     CreateDataflow,
     CreateInstance,
     DataflowDescription,
@@ -46,135 +41,19 @@ from actors.model.protocol.compute import (
 )
 from actors.runtime.progress import Frontier, ObjectId, Time, is_empty
 
-# -- Reconciliation: decides which running dataflows serve a new client ----------------------------
-# Theory of operation. A connecting client replays its history up to `InitializationComplete`; the
-# worker compares its running dataflows with those that the history creates, by the id of the export
-# (a dataflow has one export). Each reason against keeping a dataflow is a `ReconcileObstacle`; all
-# are reported. One without a flag is kept. The other running ones are dropped, and the other wanted
-# ones created.
-#
-# `name` and `until` are not compared. Imports are shards, whose holds are the controller's, and no
-# dataflow imports another's index; so a kept one needs no other to be kept.
-
-
-class ReconcileObstacle(enum.Enum):
-    """Reason against keeping a running dataflow."""
-
-    SUBSCRIBE = "subscribe"
-    COPY = "copy"
-    IMPORTS = "imports"
-    EXPORT = "export"
-    AS_OF = "as_of"
-    COMPACTED = "compacted"
-
-
-MEANING: Mapping[ReconcileObstacle, str] = {
-    ReconcileObstacle.SUBSCRIBE: "a subscribe cannot be taken over by another connection",
-    ReconcileObstacle.COPY: "a copy cannot be taken over by another connection",
-    ReconcileObstacle.IMPORTS: "its imports changed",
-    ReconcileObstacle.EXPORT: "its export changed (the plan, the key or the columns)",
-    ReconcileObstacle.AS_OF: "it started after the wanted as_of",
-    ReconcileObstacle.COMPACTED: "it was allowed to be compacted beyond the wanted as_of",
-}
-
-
-class RunningDataflow(msgspec.Struct, frozen=True):
-    """A running dataflow; `allowed` is its compaction so far."""
-
-    description: DataflowDescription
-    allowed: Frontier
-
-
-class ReplacedDataflow(msgspec.Struct, frozen=True):
-    """A running dataflow that is created again, and the reasons."""
-
-    running: RunningDataflow
-    wanted: DataflowDescription
-    flags: tuple[ReconcileObstacle, ...]
-
-    def text(self, plan_bytes_max: int) -> str:
-        """Return the reasons and both plans for the log, each plan cut to `plan_bytes_max`
-        bytes."""
-        why = "; ".join(MEANING[flag] for flag in self.flags)
-        old, new = (
-            msgspec.json.encode(description)[:plan_bytes_max].decode(errors="replace")
-            for description in (self.running.description, self.wanted)
-        )
-        return (
-            f"{self.wanted.id} is created afresh: {why}. It ran, compacted to "
-            f"{self.running.allowed}: {old} Wanted: {new}"
-        )
-
-
-class ComputeReconciliation(msgspec.Struct, frozen=True):
-    """Ids to keep (with their new description) and to drop, and dataflows to create."""
-
-    keep: dict[ObjectId, DataflowDescription]
-    drop: tuple[ObjectId, ...]
-    create: tuple[DataflowDescription, ...]
-    replaced: tuple[ReplacedDataflow, ...]
-    """All dataflows that run and are wanted but not kept."""
-
-
-def flags(running: RunningDataflow, wanted: DataflowDescription) -> tuple[ReconcileObstacle, ...]:
-    """Return all reasons against serving the wanted description by the running dataflow."""
-    old = running.description
-    exports = (old.export, wanted.export)
-    # Commands alone decide, never progress: every worker must come to the same result.
-    found = (
-        # The former client has received part of the output, which cannot be sent again.
-        (
-            ReconcileObstacle.SUBSCRIBE,
-            any(isinstance(export, SubscribeExport) for export in exports),
-        ),
-        (ReconcileObstacle.COPY, any(isinstance(export, CopyToExport) for export in exports)),
-        (ReconcileObstacle.IMPORTS, old.imports != wanted.imports),
-        (ReconcileObstacle.EXPORT, old.export != wanted.export),
-        (ReconcileObstacle.AS_OF, old.as_of > wanted.as_of),
-        (ReconcileObstacle.COMPACTED, running.allowed > wanted.as_of),
-    )
-    return tuple(flag for flag, against in found if against)
-
-
-def reconcile(
-    running: Mapping[ObjectId, RunningDataflow], commands: Iterable[Command]
-) -> ComputeReconciliation:
-    """Return the result of comparing the running dataflows with a reduced history."""
-    wanted: Sequence[DataflowDescription] = [
-        command.dataflow for command in commands if isinstance(command, CreateDataflow)
-    ]
-    keep: dict[ObjectId, DataflowDescription] = {}
-    create: list[DataflowDescription] = []
-    replaced: list[ReplacedDataflow] = []
-    for description in wanted:
-        old = running.get(description.id)
-        against = flags(old, description) if old is not None else ()
-        if old is not None and not against:
-            keep[description.id] = description
-            continue
-        create.append(description)
-        if old is not None:
-            replaced.append(ReplacedDataflow(old, description, against))
-    drop = tuple(id for id in running if id not in keep)
-    return ComputeReconciliation(keep, drop, tuple(create), tuple(replaced))
-
-
 LATELY: Final = 32
 """Number of last commands searched for a cancelled peek before the next reduction."""
 
 
-class ComputeHistory:
+class ComputeHistory(CommandHistory[Command]):
     """Commands of one instance, kept short."""
 
     def __init__(self, commands: Iterable[Command] = ()) -> None:
-        self._commands: list[Command] = []
-        self._reduced_length = 0
         self._peeks: set[str] = set()
-        for command in commands:
-            self.push(command)
+        super().__init__(commands)
 
     def push(self, command: Command) -> None:
-        """Append a command; reduce when the list has doubled."""
+        """See `CommandHistory`."""
         if isinstance(command, ScheduleDataflow):
             command = ScheduleDataflow(command.id)  # without a trace: no caller waits for a replay
         if isinstance(command, Peek):
@@ -187,9 +66,7 @@ class ComputeHistory:
             self._peeks.remove(command.uuid)
             if self._forgets(command.uuid):
                 return
-        self._commands.append(command)
-        if len(self._commands) > 2 * max(self._reduced_length, 8):
-            self.reduce()
+        super().push(command)
 
     def _forgets(self, uuid: str) -> bool:
         """Remove a peek if it was pushed lately, as most cancelled ones were."""
@@ -201,17 +78,8 @@ class ComputeHistory:
                 return True
         return False
 
-    def commands(self) -> list[Command]:
-        """Return the commands to replay, in order."""
-        return list(self._commands)
-
-    def __len__(self) -> int:
-        return len(self._commands)
-
-    def reduce(self) -> None:
-        """Reduce the history to its shortest equivalent."""
-        self._commands = reduced(self._commands)
-        self._reduced_length = len(self._commands)
+    def _reduced(self, commands: list[Command]) -> list[Command]:
+        return reduced(commands)
 
 
 class _Collected:
@@ -275,17 +143,6 @@ def advance_as_of(dataflow: DataflowDescription, as_of: Time) -> DataflowDescrip
         # The reader has received everything up to the new as_of, the snapshot included.
         export = msgspec.structs.replace(export, snapshot=False)
     return msgspec.structs.replace(dataflow, as_of=as_of, export=export)
-
-
-def merge_configuration(
-    old: UpdateConfiguration | None, new: UpdateConfiguration
-) -> UpdateConfiguration:
-    """Return both merged, the newer one winning; an unset field is unchanged."""
-    if old is None:
-        return new
-    names = UpdateConfiguration.__struct_fields__
-    said = {name: getattr(new, name) for name in names if getattr(new, name) is not None}
-    return msgspec.structs.replace(old, **said)
 
 
 def reduced(commands: Iterable[Command]) -> list[Command]:

@@ -1,8 +1,9 @@
-"""One worker's partition of an index: installs in order; a snapshot replaces the contents.
+"""One worker's partition of an index, and the registry of all workers' partitions.
 
-`IndexPartition` chooses the next work, and `perform` and `maintain` do it on a thread: one
-`perform` at a time, `maintain` beside it. It is a cache: a new incarnation of the dataflow replaces
-its contents by a snapshot, in a new arrangement.
+Updates are installed in order; a snapshot replaces the contents. `IndexPartition` chooses the next
+work, and `perform` and `maintain` do it on a thread: one `perform` at a time, `maintain` beside it.
+It is a cache: a new incarnation of the dataflow replaces its contents by a snapshot, in a new
+arrangement.
 """
 
 from __future__ import annotations
@@ -155,18 +156,18 @@ class IndexPartition:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-# Registry of the workers' partitions of each index, for reads that bypass the command order
-# Theory of operation. A worker registers its partition when it renders an index and removes it when
-# it drops that. The contents at a time are immutable, and a partition refuses a time that it cannot
-# serve (`Arrangement.view`), so a reader in this process may read at any moment. The registry does
-# not tell which rendering of an id an entry is, nor how far each worker has come: see
-# `cluster.shortcut`.
-#
-# Invariant: an entry is the youngest rendering that the worker has made of that id.
-
-
 class ClusterPartitions:
-    """Registry of one cluster; all its parts run on one event loop."""
+    """Registry of the workers' partitions of each index in one cluster, for reads that bypass the
+    command order. All its parts run on one event loop.
+
+    A worker registers its partition when it renders an index and removes it when it drops that. The
+    contents at a time are immutable, and a partition refuses a time that it cannot serve
+    (`Arrangement.view`), so a reader in this process may read at any moment. The registry does not
+    tell which rendering of an id an entry is, nor how far each worker has come: see
+    `cluster.shortcut`.
+
+    Invariant: an entry is the youngest rendering that the worker has made of that id.
+    """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers

@@ -47,6 +47,7 @@ from actors.runtime.progress import Frontier, frontier_or_null, ms_behind
 
 Row: TypeAlias = tuple[Any, ...]
 
+_STEPS: Final = worker_relation(f"{PREFIX}steps")
 _HYDRATING: Final = ("suspended", "hydrating")
 PARTS_IN_FLIGHT: Final = f"{PREFIX}parts_in_flight"
 """Name of the relation that dataflows are asked for."""
@@ -111,22 +112,15 @@ class StepLog:
     def rows(self, worker: int) -> Iterator[Row]:
         """Yield the steps, oldest first."""
         for at_ms, description, seen in self._rows:
-            yield (
-                worker,
-                at_ms,
-                description.id,
-                description.name,
-                seen.steps,
-                frontier_or_null(seen.hi),
-                seen.rows_in,
-                seen.rows_read,
-                seen.rows_out,
-                seen.step_ms,
-                seen.wait_ms,
-                seen.spark_ms,
-                seen.step_ms - seen.wait_ms - seen.spark_ms,
-                seen.prepared,
-                seen.recomputed,
+            yield _STEPS.row(
+                seen,
+                worker=worker,
+                at_ms=at_ms,
+                name=description.name,
+                step=seen.steps,
+                hi=frontier_or_null(seen.hi),
+                ms=seen.step_ms,
+                own_ms=seen.step_ms - seen.wait_ms - seen.spark_ms,
             )
 
 

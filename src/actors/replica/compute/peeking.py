@@ -1,4 +1,8 @@
-"""Runs a worker's peeks: on the event loop if they are small, else beside it.
+"""Runs a worker's peeks, beside the event loop.
+
+The parts of a shard are read one after another, but for those whose statistics exclude rows that
+pass the filter. Only updates that the peek selects are kept: in memory, and beyond `HELD_BYTES_MAX`
+in a temporary arrangement on disk, whose rows are then streamed like those of an index.
 
 Stopping a peek does not stop the piece that a thread is making. Its stashed blobs are removed at
 the next collection.
@@ -35,10 +39,8 @@ from actors.replica.compute.events import PeekDone, PeekResult, StartPeek
 from actors.replica.compute.live import LiveRendering, PeekFinished, WorkerSite
 from actors.replica.compute.logs import PARTS_IN_FLIGHT, WorkerLogs, answer
 from actors.replica.compute.peeks import (
-    HashShare,
     PeekSpec,
     PeekStash,
-    answer_on_loop,
     error_of,
     index_answer,
     select_keys,
@@ -55,10 +57,10 @@ from actors.runtime.progress import Time
 from actors.runtime.spans import span_below
 from actors.runtime.telemetry import BYTES, TRACEPARENT, WORKER_PEEK
 
-# -- Peeks of a shard: reads its parts one after another, in bounded memory ------------------------
-# Parts whose statistics exclude rows that pass the filter are not read. Only updates that the peek
-# selects are kept: in memory, and beyond `GATHERED_BYTES` in a temporary arrangement on disk, whose
-# rows are then streamed like those of an index.
+log = logging.getLogger("penstock.worker")
+
+INSPECT_TIMEOUT_MS: Final = 1_000
+"""Time within which a dataflow must report its inputs, or be left out."""
 
 
 class ShardPeekRead:
@@ -160,15 +162,6 @@ async def shard_answer(
             await clock.run_blocking(gathered.close)
 
 
-log = logging.getLogger("penstock.worker")
-
-INSPECT_TIMEOUT_MS: Final = 1_000
-"""Time within which a dataflow must report its inputs, or be left out."""
-AT_ONCE_MAX: Final = 64
-"""Number of peeks in one turn of a worker that run on the loop; each takes far below a
-millisecond."""
-
-
 class PeekRunner:
     """Starts and stops the peeks of a worker."""
 
@@ -176,11 +169,9 @@ class PeekRunner:
         self._site = site
         self._persist = persist
         self._logs = logs
-        self._share = HashShare(site.index, site.count)
         self._running: dict[int, RunningEffect] = {}
         self._contexts: dict[str, str] = {}
         """Trace contexts of unanswered peeks, by uuid: a peek may wait for its time."""
-        self._at_once = 0
         orphan_ms = site.settings.stash_orphan_ms
         writer = f"{site.life}-{site.index}" if site.life else f"{site.index}"
         self.stash = PeekStash(persist.stashed, site.ctx.clock, writer, orphan_ms)
@@ -207,10 +198,6 @@ class PeekRunner:
     def _log(self, error: Exception) -> None:
         log.warning("%s: collecting the stash: %s", self._site.ctx.path, error)
 
-    def new_turn(self) -> None:
-        """Reset the count of peeks on the loop, as other work had its turn."""
-        self._at_once = 0
-
     def keep_context(self, uuid: str) -> None:
         """Keep the current trace context for a peek."""
         traceparent = TRACEPARENT.get()
@@ -234,11 +221,8 @@ class PeekRunner:
         """Forget a peek that was answered."""
         self._running.pop(ticket, None)
 
-    def start(self, effect: StartPeek, live: LiveRendering | None, nonce: str) -> PeekDone | None:
-        """Start a peek of the index `live`, if any. Return its result if that is immediate.
-
-        Else the result comes as `PeekFinished`.
-        """
+    def start(self, effect: StartPeek, live: LiveRendering | None, nonce: str) -> None:
+        """Start a peek of the index `live`, if any; its result comes as `PeekFinished`."""
         arrangement = None if live is None or live.index is None else live.index.arrangement
         peek, ticket = effect.peek, effect.ticket
         site, clock, stash = self._site, self._site.ctx.clock, self.stash
@@ -255,24 +239,13 @@ class PeekRunner:
                     self._persist, clock, stash, imported, peek, limits, name, place
                 ),
             )
-            return None
+            return
         if isinstance(peek.target, LogTarget):
             self._run(effect, nonce, lambda: self._log_answer(peek, effect.bytes_max, inline_max))
-            return None
+            return
         assert arrangement is not None, "a sealed index has an arrangement"
-        if self._at_once < AT_ONCE_MAX and peek.uuid not in self._contexts:
-            self._at_once += 1
-            try:
-                result = answer_on_loop(arrangement, peek, self._share, inline_max)
-            except ResourceClosed:
-                result = None  # replaced meanwhile: the read below fails alike, and waits again
-            except PenstockError as error:
-                return PeekDone(ticket, error_of(error))
-            if result is not None:
-                return PeekDone(ticket, result)
         made = index_answer(arrangement, peek, inline_max)
         self._run(effect, nonce, lambda: stash.answer(made, effect.bytes_max))
-        return None
 
     async def _log_answer(self, peek: Peek, bytes_max: int, inline_max: int) -> PeekResult:
         relation = worker_relation(peek.target.id)

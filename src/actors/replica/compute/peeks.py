@@ -5,7 +5,8 @@ the answer is `ViewInError` instead (an answer is an error or correct, never wro
 makes it `CorruptData` (invalid data), unless the answer was complete before.
 
 Rows pass in batches through keys, check, filter, columns, thinning and pieces. Each stage takes one
-batch at a time, so memory holds what the answer needs, and a limit ends the walk.
+batch at a time, so memory holds what the answer needs, and a limit ends the walk. Keys compare
+null-safe; all NaNs are equal, and -0.0 equals 0.0. The order of the named columns does not matter.
 """
 
 from __future__ import annotations
@@ -46,25 +47,34 @@ from actors.model.protocol.row_filter import (
 from actors.model.protocol.row_finishing import thinned
 from actors.runtime.errors import InvalidUsage, PenstockError, to_wire
 from actors.runtime.kernel import ActorClock
-from actors.runtime.threshold_probes import INLINE_ANSWER, POINT_KEYS, POINT_ROWS
+from actors.runtime.threshold_probes import INLINE_ANSWER
 
-# -- Stashes results that are too large for a response in the blob store, piece by piece -----------
-# Theory of operation. A result is a sequence of `ResultPiece`s, each an Arrow IPC stream of about
-# the size of a response. If there is only one it is the answer itself (`PeekRows`); else each goes
-# into a blob before the next is computed, and the answer names the blobs (`PeekStashed`). So a
-# worker holds one piece, whatever the result.
-#
-# The reader of a stashed result removes it. Blobs still there `orphan_ms` after they were written
-# (`collect`) are orphans: the reader is gone, or another worker failed. A process removes at its
-# start the blobs of earlier ones.
+POINT_ROWS_MAX = 256
+"""Rows of one key that are compared on the event loop."""
+_KEY_BYTES_MAX: Final = 4_096
+"""Bytes of keys that are looked at for a single one: the cache keeps them."""
 
-
-AGAIN_MS = 60_000
+AGAIN_MS: Final = 60_000
 """Delay before the blobs of a cancelled peek are removed a second time."""
+NOTHING: Final = PeekRows(b"", 0)
+"""Response of a worker that has no part in the peek."""
+_FORMS: Final[dict[tuple[tuple[str, ...], int], RowForm]] = {}
+"""Forms of integer keys read before, by the names of their columns and their length."""
+_FORMS_MAX: Final = 256
 
 
 class PeekStash:
-    """Stash of one worker."""
+    """Stash of one worker, for results that are too large for a response.
+
+    A result is a sequence of `ResultPiece`s, each an Arrow IPC stream of about the size of a
+    response. If there is only one it is the answer itself (`PeekRows`); else each goes into a blob
+    before the next is computed, and the answer names the blobs (`PeekStashed`). So a worker holds
+    one piece, whatever the result.
+
+    The reader of a stashed result removes it. Blobs still there `orphan_ms` after they were written
+    (`collect`) are orphans: the reader is gone, or another worker failed. A process removes at its
+    start the blobs of earlier ones.
+    """
 
     def __init__(self, blobs: StashedBlobs, clock: ActorClock, writer: str, orphan_ms: int) -> None:
         """Create the stash; `writer` is unique among the workers of this process."""
@@ -75,7 +85,6 @@ class PeekStash:
         self._count = 0
         self._due: dict[str, float] = {}
         """Monotonic time at which to remove each blob."""
-        self.bytes_written = 0
 
     def __len__(self) -> int:
         return len(self._due)
@@ -101,7 +110,6 @@ class PeekStash:
                 parts.append(StashPart(key, piece.rows, len(piece.arrow)))
                 await self._blobs.set(key, piece.arrow)
                 self._due[key] = clock.monotonic_ms() + self._orphan_ms
-                self.bytes_written += len(piece.arrow)
                 if piece.last:
                     rows = sum(part.rows for part in parts)
                     return PeekStashed(tuple(parts), rows, sum(part.size_bytes for part in parts))
@@ -137,14 +145,7 @@ def row_too_large(bytes_max: int) -> PeekError:
     return PeekError("InvalidUsage", text, "bytes")
 
 
-# -- Casts, looks up and compares the keys of a peek -----------------------------------------------
-# Keys compare null-safe; all NaNs are equal, and -0.0 equals 0.0. The order of the named columns
-# does not matter.
-
-
-_FORMS: Final[dict[tuple[tuple[str, ...], int], RowForm]] = {}
-"""Forms of integer keys read before, by the names of their columns and their length."""
-_FORMS_MAX: Final = 256
+# -- the keys of a peek ----------------------------------------------------------------------------
 
 
 def given_keys(data: bytes) -> pa.Table:
@@ -203,9 +204,10 @@ class OneKey(msgspec.Struct, frozen=True, gc=False):
 
 
 @functools.lru_cache(maxsize=256)
-def _one_key(names: tuple[str, ...], data: bytes) -> OneKey | None:
-    """Return the key of a stream with a single row of these types."""
-    # Cached, and read by form, since all workers decode the same key.
+def _decoded_key(names: tuple[str, ...], data: bytes) -> OneKey | None:
+    """Return the key of a stream with a single row of these types. Cached, since a read's key is
+    looked at when the read is fitted to its object and when it is looked up."""
+    # By form: a peek whose key Arrow decodes takes 1.25 times as long.
     form = _FORMS.get((names, len(data)))
     if form is not None and (integers := form.read(data)) is not None:
         found = hash_values(integers)
@@ -228,29 +230,11 @@ def _one_key(names: tuple[str, ...], data: bytes) -> OneKey | None:
     return None if hash_ is None else OneKey(tuple(batch.schema.types), values, hash_)
 
 
-def one_key(key: tuple[str, ...], types: tuple[pa.DataType, ...], peek: Peek) -> OneKey | None:
-    """Return the peek's key if it is a single one on exactly the index's columns and types.
-
-    The types must be those that `OneKey` supports.
-    """
-    data = peek.keys
-    if data is None or peek.key_columns != key or POINT_KEYS.exceeded_by(len(data)):
-        return None
-    found = _one_key(peek.key_columns, data)
+def one_key(names: tuple[str, ...], types: tuple[pa.DataType, ...], data: bytes) -> OneKey | None:
+    """Return the key of a stream if it is a single one, of exactly these types, which must be those
+    that `OneKey` supports. `names`: its columns."""
+    found = None if len(data) > _KEY_BYTES_MAX else _decoded_key(names, data)
     return found if found is not None and found.types == types else None
-
-
-def is_exact_integer_key(
-    names: tuple[str, ...], types: tuple[pa.DataType, ...], data: bytes
-) -> bool:
-    """Return whether a stream of keys is one row of integers of exactly these types.
-
-    Such keys need no cast. False means unknown.
-    """
-    if POINT_KEYS.exceeded_by(len(data)) or not all(map(pa.types.is_integer, types)):
-        return False
-    found = _one_key(names, data)
-    return found is not None and found.types == types and None not in found.values
 
 
 def select_keys(rows: R, keys: pa.Table) -> R:
@@ -288,7 +272,7 @@ def _tuples(table: Any) -> list[str]:
     return [repr(row) for row in zip(*columns, strict=True)]
 
 
-# -- Filters and projects the rows of a peek, batch by batch. Pure ---------------------------------
+# -- the filter and the columns of a peek ----------------------------------------------------------
 
 
 class PeekFilter:
@@ -342,18 +326,7 @@ def checked_columns(schema: TableSchema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([*(held.field(name) for name in columns), pa.field(DIFF, pa.int64())])
 
 
-# -- Peek responses that need no read --------------------------------------------------------------
-
-
-NOTHING: Final = PeekRows(b"", 0)
-"""Response of a worker that has no part in the peek."""
-
-
-class HashShare(msgspec.Struct, frozen=True, gc=False):
-    """A worker's part of an index: the hashes with ``hash % count == index``."""
-
-    index: int
-    count: int
+# -- answers ---------------------------------------------------------------------------------------
 
 
 def chosen_worker(name: str, count: int) -> int:
@@ -367,72 +340,70 @@ def error_of(error: Exception) -> PeekError:
     return PeekError(code, text)
 
 
-# -- of an index ---------------------------------------------------------------------------------
-
-
-def answer_on_loop(
-    arrangement: Arrangement, peek: Peek, share: HashShare, bytes_max: int
+def one_key_answer(
+    arrangement: Arrangement, views: Sequence[ArrangementSnapshot], peek: Peek, bytes_max: int
 ) -> PeekRows | None:
-    """Return the answer if it is cheaper than a thread: one key of integers and text, few rows.
+    """Return the answer to a peek of one key if that takes no longer than a thread would: a key of
+    integers, booleans and text, and few rows. None: call `PeekSpec.answer`, which also finds the
+    errors.
 
-    Return None otherwise; then call `index_answer`. Raise `ReadBelowSince`, `InvalidUsage` and
-    `ResourceClosed`.
+    Args:
+        arrangement: One of those that were partitioned by the key's hash.
+        views: The contents of all of them at the peek's time, in their order.
+        peek: The peek.
+        bytes_max: Limit of the answer.
     """
-    key = _only_key(arrangement, peek)
-    if key is None:
-        return None
-    view = arrangement.view(peek.time + 1)
-    if key.hash % share.count != share.index:
-        # An error update answers a peek of any key: leave it to `index_answer`.
-        return None if _has_errors(view) else NOTHING
-    return _rows(arrangement, view, key, bytes_max)
-
-
-def all_at_once(arrangements: Sequence[Arrangement], peek: Peek, bytes_max: int) -> PeekRows | None:
-    """Return one answer out of all workers' partitions, as `answer_on_loop` does for one."""
-    key = _only_key(arrangements[0], peek)
-    if key is None:
-        return None
-    views = [arrangement.view(peek.time + 1) for arrangement in arrangements]
-    owner = key.hash % len(views)
-    if any(_has_errors(view) for view in views):
-        return None
-    return _rows(arrangements[owner], views[owner], key, bytes_max)
-
-
-def _only_key(arrangement: Arrangement, peek: Peek) -> OneKey | None:
     if peek.filter or peek.project is not None or peek.finishing is not None:
         return None
-    return one_key(arrangement.key, arrangement.key_types, peek)
-
-
-def _has_errors(view: ArrangementSnapshot) -> bool:
-    return any(run.has_errors for run in view.runs)
-
-
-def _rows(
-    arrangement: Arrangement, view: ArrangementSnapshot, key: OneKey, bytes_max: int
-) -> PeekRows | None:
-    places = view.point(key.hash)
-    # Rows in several places must be summed: leave that to a thread.
-    if places is None or len(places) > 1:
+    if peek.keys is None or peek.key_columns != arrangement.key:
         return None
-    if not places:
-        nothing = stream_of(arrangement.opening, ())
-        return PeekRows(nothing, 0) if len(nothing) <= bytes_max else None
-    ((run, block, first, beyond),) = places
-    if not (is_plain(run, view.before) and run.positive):
+    key = one_key(arrangement.key, arrangement.key_types, peek.keys)
+    if key is None:
         return None
-    # Comparing more rows would block the event loop.
-    if POINT_ROWS.exceeded_by(beyond - first):
+    rows = rows_of_key(views, key.hash, tuple(zip(arrangement.key, key.values, strict=True)))
+    if rows is None:
         return None
-    for name, value in zip(arrangement.key, key.values, strict=True):
-        held = block.values.column(name)
-        if any(held[row].as_py() != value for row in range(first, beyond)):
-            return None  # another key of the same hash
-    rows = block.values.slice(first, beyond - first)
-    arrow = stream_of(arrangement.opening, (rows,))
+    arrow = stream_of(arrangement.opening, (rows,) if rows.num_rows else ())
     return PeekRows(arrow, rows.num_rows) if len(arrow) <= bytes_max else None
+
+
+def rows_of_key(
+    views: Sequence[ArrangementSnapshot], wanted: int, values: Sequence[tuple[str, Any]]
+) -> pa.RecordBatch | None:
+    """Return the rows with these values out of the partitions of contents, with their weights; None
+    if they are many, or the long way must tell an error.
+
+    Args:
+        views: Contents that were partitioned by the hash of a key, in their order.
+        wanted: The hash of the key.
+        values: The columns' values, among them those of the key. Python's equality must be that of
+            the columns' types.
+    """
+    # An error belongs to every answer.
+    if any(run.has_errors for view in views for run in view.runs):
+        return None
+    view = views[wanted % len(views)]
+    places = view.point(wanted)
+    if places is None:
+        return None
+    if sum(beyond - first for _, _, first, beyond in places) > POINT_ROWS_MAX:
+        return None
+    if len(places) == 1 and is_plain(places[0][0], view.before) and places[0][0].positive:
+        _, block, first, beyond = places[0]
+        rows = block.values.slice(first, beyond - first)
+    else:
+        # Rows that were changed lately are in several places.
+        summed = [each for each in view.rows(np.array([wanted], np.uint64)) if each.num_rows]
+        if not summed:
+            return pa.RecordBatch.from_pylist([], checked_columns(view.schema, view.schema.names))
+        if len(summed) > 1 or any(weight < 0 for weight in summed[0].column(DIFF).to_pylist()):
+            return None
+        rows = summed[0]
+    columns = [rows.column(name).to_pylist() for name, _ in values]
+    given = [value for _, value in values]
+    # Another key may have the same hash.
+    same = [row for row in range(rows.num_rows) if [each[row] for each in columns] == given]
+    return rows if len(same) == rows.num_rows else rows.take(pa.array(same, pa.int64()))
 
 
 class PeekSpec:

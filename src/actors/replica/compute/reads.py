@@ -35,8 +35,6 @@ from actors.replica.compute.rendered import RenderedDataflow
 from actors.runtime.errors import PenstockError, ReadBelowSince, ResourceBusy, UnknownObject
 from actors.runtime.progress import Frontier, ObjectId, Time
 
-# -- Peeks that wait for their time or for their rows: bounded, each named by a ticket -------------
-
 
 class PendingPeek(msgspec.Struct):
     """An unanswered peek. `number` is the index's render number, 0 for a shard."""
@@ -48,7 +46,8 @@ class PendingPeek(msgspec.Struct):
 
 
 class PendingPeeks:
-    """All unanswered peeks of the current connection."""
+    """All unanswered peeks of the current connection, which wait for their time or for their rows:
+    bounded, each named by a ticket."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -3,7 +3,7 @@
 Theory of operation. Commands arrive twice: on worker 0 as `TaggedCommand` commands of its client,
 which it offers to the sequencer (`OfferCommand`); then, on every worker, as `SequencedCommand`
 commands, and only these change state. `Hello` begins an iteration: commands are collected until
-`InitializationComplete`, then reconciled with what runs (`compute.history`); after that each is
+`InitializationComplete`, then reconciled with what runs (`reconciliation`); after that each is
 applied as it comes. Every rendering has a *render number*, given out in command order and therefore
 equal on all workers, which identifies a dataflow's messages.
 
@@ -23,12 +23,12 @@ must make alike do not depend on progress.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Final, assert_never
+from typing import assert_never
 
 import msgspec
 
+from actors.model.protocol.client_commands import HalfClient
 from actors.model.protocol.compute import (
     AllowCompaction,
     AllowWrites,
@@ -51,7 +51,6 @@ from actors.model.protocol.compute import (
     SubscribeBatch,
     SubscribeDropped,
     SubscribeResponse,
-    TaggedCommand,
     UpdateConfiguration,
 )
 from actors.model.protocol.internal import (
@@ -60,6 +59,7 @@ from actors.model.protocol.internal import (
     DataflowScheduled,
     ProposeCommand,
     SequencedCommand,
+    TaggedCommand,
     WritesAllowed,
 )
 from actors.model.protocol.storage_internal import ForStorage
@@ -85,14 +85,12 @@ from actors.replica.compute.events import (
     SwitchComputeClient,
     TellDataflow,
 )
-from actors.replica.compute.history import ComputeHistory, RunningDataflow, reconcile
+from actors.replica.compute.history import ComputeHistory
 from actors.replica.compute.reads import PeekHolds
+from actors.replica.compute.reconciliation import RunningDataflow, reconcile
 from actors.replica.compute.rendered import RenderedDataflow
 from actors.runtime.errors import LocalProtocolError
 from actors.runtime.progress import EMPTY, Frontier, Nonce, ObjectId, is_empty
-
-LOST_MAX: Final = 1024
-"""Number of clients remembered that disconnected before their Hello: as many as nonces."""
 
 
 class DroppingDataflow(msgspec.Struct, frozen=True):
@@ -104,19 +102,17 @@ class DroppingDataflow(msgspec.Struct, frozen=True):
     """Frontiers to report then: empty in every kind that was not reported as empty before."""
 
 
-class ComputeState:
+class ComputeState(HalfClient[ComputeHistory]):
     """State of one worker; see the module's docstring."""
 
     def __init__(self, index: int, count: int, *, result_bytes_max: int, peeks_max: int) -> None:
+        super().__init__()
         self.index = index
         self.count = count
         self.generation = 0
         self.next_index = 0
         self.last_number = 0
         self.ignored = 0
-        self.nonce: Nonce | None = None
-        self.connected = False
-        self.incoming: ComputeHistory | None = None
         self.writes_allowed = False
         self.maintenance_ms: int | None = None
         """Value that a client configured; None if none has."""
@@ -127,8 +123,6 @@ class ComputeState:
             self.rendered, index, count, result_bytes_max=result_bytes_max, peeks_max=peeks_max
         )
         self._offering: Nonce | None = None
-        self._lost: OrderedDict[Nonce, None] = OrderedDict()
-        """Clients that disconnected before the sequencer ordered their Hello."""
 
     def handle(self, event: Event) -> list[Effect]:
         """Apply an event, and return its effects in the order to perform them.
@@ -166,11 +160,6 @@ class ComputeState:
             case _:
                 assert_never(event)
 
-    @property
-    def muted(self) -> bool:
-        """Return whether responses are withheld: no client is connected, or it is initializing."""
-        return not self.connected or self.incoming is not None
-
     def commands_for(
         self, number: int
     ) -> list[DataflowScheduled | CompactionAllowed | WritesAllowed]:
@@ -193,7 +182,7 @@ class ComputeState:
 
     # -- connections and the order -----------------------------------------------------------------
 
-    def _tagged(self, event: TaggedCommand) -> list[Effect]:
+    def _tagged(self, event: TaggedCommand[Command | CommandBatch]) -> list[Effect]:
         """Propose the client's commands on worker 0; the other workers get them from the
         sequencer."""
         if self.index != 0:
@@ -238,23 +227,12 @@ class ComputeState:
         return []
 
     def _hello(self, command: Hello) -> list[Effect]:
-        effects = self.reads.forget()
-        self.nonce = command.nonce
-        # The client may have disconnected before its Hello was sequenced.
-        self.connected = command.nonce not in self._lost
-        self._lost.pop(command.nonce, None)
-        self.incoming = ComputeHistory()
-        return [*effects, SwitchComputeClient(command.nonce if self.connected else None)]
+        served = self.begin(command.nonce, ComputeHistory())
+        return [*self.reads.forget(), SwitchComputeClient(served)]
 
     def _client_lost(self, event: ComputeClientLost) -> list[Effect]:
-        if event.nonce != self.nonce:
-            self._lost[event.nonce] = None
-            if len(self._lost) > LOST_MAX:
-                self._lost.popitem(last=False)
+        if not self.disconnect(event.nonce):
             return []
-        if not self.connected:
-            return []
-        self.connected = False
         return [*self.reads.forget(), SwitchComputeClient(None)]
 
     def _reconcile(self, incoming: ComputeHistory) -> list[Effect]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from actors.model.protocol.compute import StatusResponse
+from actors.replica.dataflow.step import StepDeltas
 from actors.replica.dataflow.view import StepOutcome
 from actors.runtime.progress import ObjectId
 from actors.runtime.spans import forget_measures, measure
@@ -16,19 +19,17 @@ from actors.runtime.telemetry import (
     STEPS_IN_ERROR,
 )
 
+_OF_DELTAS: Final = [name for name in StatusResponse.__struct_fields__ if hasattr(StepDeltas, name)]
+_OF_OUTCOME: Final = [
+    name for name in StatusResponse.__struct_fields__ if hasattr(StepOutcome, name)
+]
+
 
 def measured(status: StatusResponse, outcome: StepOutcome) -> StatusResponse:
-    """Return the status with how a view's step was computed."""
-    return msgspec.structs.replace(
-        status,
-        rows_out=outcome.deltas.rows_out,
-        spark_ms=outcome.deltas.spark_ms,
-        prepared=outcome.deltas.prepared,
-        rows_read=outcome.rows_read,
-        recomputed=outcome.recomputed,
-        rejected=outcome.rejected,
-        wait_ms=outcome.deltas.wait_ms,
-    )
+    """Return the status with how a view's step was computed: its measures of the same names."""
+    measures = {name: getattr(outcome.deltas, name) for name in _OF_DELTAS}
+    measures |= {name: getattr(outcome, name) for name in _OF_OUTCOME}
+    return msgspec.structs.replace(status, **measures)
 
 
 def record_step(status: StatusResponse) -> None:

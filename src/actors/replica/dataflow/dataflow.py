@@ -8,7 +8,7 @@ a time; a stage's result is a message.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar, assert_never
 
@@ -28,7 +28,6 @@ from actors.model.protocol.internal import (
     BatchEmitted,
     CompactionAllowed,
     DataflowMessage,
-    DataflowProgress,
     DataflowReport,
     DataflowScheduled,
     EmitBatch,
@@ -52,13 +51,15 @@ from actors.model.protocol.internal import (
 from actors.replica.dataflow import events as m
 from actors.replica.dataflow.costs import forget_steps, measured, record_step
 from actors.replica.dataflow.engine import EngineClient
-from actors.replica.dataflow.events import REST, DataflowPhase, DataflowStep, Event
+from actors.replica.dataflow.events import REST, DataflowPhase, DataflowStep
+from actors.replica.dataflow.frontier_reports import FrontierReports
 from actors.replica.dataflow.gather import PartInterval, SnapshotProgress
 from actors.replica.dataflow.hydrate import ResumedHydration
 from actors.replica.dataflow.machine import DataflowMachine
 from actors.replica.dataflow.passthrough import PassThrough, PassthroughStep, SubscribeOpening
 from actors.replica.dataflow.traces import StepTraces
-from actors.replica.dataflow.view import StepOutcome, ViewStages, ViewUpkeep
+from actors.replica.dataflow.view import StepOutcome, ViewStages
+from actors.replica.dataflow.view_upkeep import ViewUpkeep
 from actors.runtime.errors import (
     ConnectionBroken,
     DefiniteError,
@@ -71,71 +72,15 @@ from actors.runtime.errors import (
     ResourceClosed,
 )
 from actors.runtime.kernel import Actor, ActorAddress, RunningEffect, with_jitter
-from actors.runtime.memory_ledger import MemoryUse
 from actors.runtime.progress import EMPTY, Frontier
 from actors.runtime.settings import Settings
 from actors.runtime.spans import use_context
 
-# -- Reports a dataflow's frontiers and memory to its workers --------------------------------------
-# All inputs are described up to *input*; the output is known to be durable up to *write*, and
-# installed up to *output*. A report never goes back and never repeats the last.
+T = TypeVar("T")
 
+log = logging.getLogger("penstock.dataflow")
 
-class FrontierReports:
-    """Sends the reports of one dataflow, in room that the workers reserve."""
-
-    def __init__(
-        self,
-        description: DataflowDescription,
-        machine: DataflowMachine,
-        workers: Sequence[ActorAddress[DataflowReport]],
-    ) -> None:
-        self._machine = machine
-        alone = isinstance(description.export, SubscribeExport)
-        # Only worker 0 has a subscribe.
-        self._workers = workers[:1] if alone else workers
-        self._last = DataflowProgress(description.id, 0, 0, 0)
-
-    def memory(self) -> list[MemoryUse]:
-        """Return the memory of changes, for a `MemoryLedger`: waiting ones, and those of the
-        current step."""
-        inputs, step = self._machine.inputs, self._machine.step
-        waiting = [held for input_ in inputs for held in input_.held]
-        taken = [] if step is None else [table for tables in step.deltas for table in tables]
-        rows = sum(held.rows.num_rows for held in waiting) + sum(t.num_rows for t in taken)
-        size = sum(held.bytes for held in waiting) + sum(table.nbytes for table in taken)
-        return [MemoryUse("changes", self._last.dataflow, rows, size)] if rows else []
-
-    def after(self, event: Event, number: int) -> None:
-        """Report the frontiers that an event moved; `number` is the last step cut before it."""
-        machine = self._machine
-        step = machine.step
-        # Most steps of idle views are without changes: only their end is reported. Descriptions
-        # that come during a step are reported at once, since the step may take long.
-        behind = isinstance(event, PartsDescribed) and machine.number == number
-        if step is None or step.times or step.snapshot or behind:
-            self.report()
-
-    def report(self) -> None:
-        """Report the frontiers, if they have moved."""
-        machine, last = self._machine, self._last
-        known = min((input_.progress for input_ in machine.inputs), default=0)
-        if not machine.input_count:
-            known = EMPTY
-        report = DataflowProgress(
-            last.dataflow,
-            max(last.write, machine.write, machine.lo),
-            max(last.input, known, machine.lo),
-            machine.reported or 0,
-        )
-        if report == last:
-            return
-        self._last = report
-        for worker in self._workers:
-            worker.reply(report)
-
-
-# -- Stages of a view that races with other replicas, and the event that ends each -----------------
+# -- stages of a view that races with other replicas -----------------------------------------------
 
 
 class StageDone(msgspec.Struct, frozen=True, gc=False):
@@ -181,12 +126,12 @@ def following(view: ViewStages, step: DataflowStep) -> Stage:
     return number, lambda: view.follow(step), followed
 
 
-# -- Sends a dataflow's commands to the listen and fetch tasks of its current incarnation ----------
-# Commands go down and may wait for room; answers come up in reserved room, so the wait ends.
+# -- addresses of the tasks ------------------------------------------------------------------------
 
 
 class TaskAddresses:
-    """Addresses of the tasks, as workers report them."""
+    """Addresses of the tasks of the current incarnation, as workers report them. Commands go down
+    and may wait for room; answers come up in reserved room, so the wait ends."""
 
     def __init__(self, inputs: int, workers: int) -> None:
         self._inputs = inputs
@@ -229,9 +174,8 @@ class TaskAddresses:
         await fetches[turn].send(FetchPart(piece.time, piece.part))
 
 
-T = TypeVar("T")
+# -- the actor -------------------------------------------------------------------------------------
 
-log = logging.getLogger("penstock.dataflow")
 
 _STEP_SHARE: Final = 1.5
 """Factor by which a paced step may exceed the expected time before its view gets too old."""
@@ -244,8 +188,8 @@ _Message: TypeAlias = DataflowMessage | StageDone | m.RetryDue | m.StepDue | Job
 class DataflowActor(Actor[_Message]):
     """Runs one dataflow.
 
-    It writes nothing until `WritesAllowed` comes, unless `read_only` is false from the start.
-    `arrangements` are shared within the replica, which has a name (`replica`) if there are others.
+    It writes nothing until `WritesAllowed` comes. `arrangements` are shared within the replica,
+    which has a name (`replica`) if there are others.
     """
 
     def __init__(
@@ -259,7 +203,6 @@ class DataflowActor(Actor[_Message]):
         *,
         arrangements: SharedArrangements | None = None,
         replica: str = "",
-        read_only: bool = True,
     ) -> None:
         self._description = description
         self._workers = workers
@@ -269,7 +212,7 @@ class DataflowActor(Actor[_Message]):
         self._scratch = scratch
         self._arrangements = arrangements or SharedArrangements(scratch / "arrangements")
         self._replica = replica
-        self._writable = not read_only
+        self._writable = False
         export = description.export
         self._machine = DataflowMachine(
             inputs=len(description.imports),

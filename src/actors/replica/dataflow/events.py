@@ -1,8 +1,8 @@
-"""Events that the dataflow machine handles, effects that it returns, and its step. Pure.
+"""Events that the dataflow machine handles, effects that it returns, its step and states. Pure.
 
 Events of the inputs (`PartsDescribed`, `PartFetched`, `FetchFailed`, `ListenFailed`) are the
 protocol's own messages. An event that names an incarnation or a step's number applies to that one
-only.
+only. `machine` explains the states, and has the table of its transitions.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import pyarrow as pa
 from actors.model.protocol.internal import FetchFailed, ListenFailed, PartFetched, PartsDescribed
 from actors.replica.dataflow.gather import PartInterval
 from actors.runtime.progress import Frontier, Time
+
+E = TypeVar("E", bound=msgspec.Struct)
 
 
 # A step's events carry its number: what comes late, of a step that was given up, is told apart by
@@ -310,8 +312,7 @@ Effect: TypeAlias = (
 )
 
 
-# -- States of a dataflow, and the form of the table of its transitions ----------------------------
-# `machine` explains the states, and has the table.
+# -- states and their transitions ------------------------------------------------------------------
 
 
 class DataflowPhase(enum.Enum):
@@ -351,8 +352,6 @@ class StateTransition(msgspec.Struct, frozen=True, gc=False):
 
 TransitionTable: TypeAlias = dict[tuple[DataflowPhase, type[msgspec.Struct]], StateTransition]
 """The transition of each state and event; a pair that is absent is not accepted."""
-
-E = TypeVar("E", bound=msgspec.Struct)
 
 
 def moves(

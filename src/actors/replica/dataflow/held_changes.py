@@ -15,11 +15,13 @@ from actors.model.plan.schema import TableSchema
 from actors.model.plan.updates import advance, concat, consolidate
 from actors.runtime.memory_ledger import MemoryUse
 from actors.runtime.progress import Frontier, Time
-from actors.runtime.threshold_probes import HELD_BYTES
+
+HELD_BYTES_MAX = 8 * 1024 * 1024
+"""Beyond it a view is computed in full to end its error."""
 
 
 class HeldChanges:
-    """Plain updates of a view's imports from `lo` on, bounded by `HELD_BYTES`."""
+    """Plain updates of a view's imports from `lo` on, bounded by `HELD_BYTES_MAX`."""
 
     def __init__(self, dataflow: str, schemas: Sequence[TableSchema]) -> None:
         self._dataflow = dataflow
@@ -38,7 +40,7 @@ class HeldChanges:
         """Add the updates of a step from `lo`, one table for each import or none at all; return
         False, adding nothing, if they are too many."""
         size = self._bytes + sum(table.nbytes for table in plain)
-        if HELD_BYTES.exceeded_by(size):
+        if size > HELD_BYTES_MAX:
             return False
         self._bytes = size
         self.lo = lo if self.lo is None else self.lo

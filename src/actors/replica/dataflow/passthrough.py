@@ -4,8 +4,10 @@ An index's updates are split among the workers by key hash; errors travel in an 
 A subscribe's go to worker 0, one batch at a time. Nothing is durable: a new incarnation of an index
 replaces its contents from a snapshot; one of a subscribe resumes at the upper of its last batch.
 
-A subscribe reads its own snapshot (`snapshots`), which need not fit in memory. A step is held in
+A subscribe reads its own snapshot (`snapshot`), which need not fit in memory. A step is held in
 memory; if it is too large for a response its rows go into blobs, so a batch is always one message.
+The blobs of a batch that is not sent are removed here. Blobs left by a crash or by a client that
+went away are collected after `stash_orphan_ms`.
 """
 
 from __future__ import annotations
@@ -53,16 +55,12 @@ from actors.runtime.errors import InvalidUsage, PenstockError, ReadBelowSince, V
 from actors.runtime.kernel import ActorClock
 from actors.runtime.progress import ObjectId, Time
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import GATHERED_BYTES, SUBSCRIBED_BATCH
+from actors.runtime.threshold_probes import SUBSCRIBED_BATCH
 
-# Reads the snapshot that a subscribe begins with, and stashes rows too large for a response
-# Theory of operation. A shard's contents at one time are read part by part, summed up (on disk if
-# they are large), and cut into pieces. A single piece is the batch's own rows. Several pieces go
-# into blobs, one at a time, and the batch names them: so it is one message, there whole or not at
-# all, and no process holds more than a piece.
-#
-# The blobs of a batch that is not sent are removed here. Blobs left by a crash or by a client that
-# went away are collected after `stash_orphan_ms`.
+SUMMED_BYTES_MAX = 8 << 20
+"""Contents without retractions of so many bytes are summed up all the same: no row comes twice."""
+
+# -- snapshots -------------------------------------------------------------------------------------
 
 
 class SnapshotUpdates(msgspec.Struct, frozen=True):
@@ -136,6 +134,11 @@ async def snapshot(
     """Return the contents at `as_of`, which must be sealed, as updates at that time; errors are
     ignored.
 
+    The contents are read part by part, summed up (on disk if they are large), and cut into pieces.
+    A single piece is the batch's own rows. Several pieces go into blobs, one at a time, and the
+    batch names them: so it is one message, there whole or not at all, and no process holds more
+    than a piece.
+
     `place` is a folder that may be created. Raise `ReadBelowSince`, `StoreFull`, `StorageError`.
     """
     reader = await persist.open_reader(imported.shard, reader_id)
@@ -147,7 +150,7 @@ async def snapshot(
                 yield await persist.fetch(part, imported.schema)
                 reader.release([part.key])
 
-        large = GATHERED_BYTES.exceeded_by(sum(part.bytes for part in parts))
+        large = sum(part.bytes for part in parts) > SUMMED_BYTES_MAX
         # Without retractions no sum is needed. Equal rows may then come in several pieces.
         if large and not any(part.retracts for part in parts):
             return await _as_read(read(), clock, imported.schema, as_of, stashing)
@@ -233,6 +236,9 @@ def _timed(
         times = pa.repeat(pa.scalar(as_of, pa.int64()), batch.num_rows)
         columns = [batch.column(name) for name in schema.names]
         yield pa.RecordBatch.from_arrays([*columns, times, batch.column(DIFF)], schema=shape)
+
+
+# -- steps -----------------------------------------------------------------------------------------
 
 
 class PassthroughStep(msgspec.Struct, frozen=True):

@@ -26,8 +26,6 @@ from actors.runtime.errors import DefiniteError, JobTooLarge
 from actors.runtime.progress import Frontier, Time
 from actors.runtime.settings import Settings
 
-# -- Suspends the computation of a view that is too large for the engine ---------------------------
-
 
 class RecomputeSuspension:
     """Pause before a view that was too large for the engine is computed whole again.

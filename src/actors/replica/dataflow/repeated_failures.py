@@ -1,7 +1,7 @@
 """Tells a failure that comes again and again in the same way from one that may go away.
 A view's step is tried again after a failure. What was lost (the engine, a store, a connection)
 comes back at some time, however many attempts that takes. Any other failure that comes
-`step_attempts_max` times in the same way is the view's: its contents at that time are the error.
+`ATTEMPTS_MAX` times in the same way is the view's: its contents at that time are the error.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ _JUDGED: Final = (DefiniteError, JobTooLarge, StepDeclined)
 to compute it whole."""
 _NUMBER: Final = re.compile(r"\b0x[0-9a-f]+|\b[0-9a-f]*\d[0-9a-f]*\b|\d+")
 """Numbers of tasks, attempts and addresses, in which the same failure differs each time."""
+ATTEMPTS_MAX: Final = 3
 _KINDS_MAX: Final = 16
 
 
 class RepeatedFailures:
     """Counts the failures of one view's steps by their kinds, until a step succeeds."""
 
-    def __init__(self, name: str, id_: str, attempts_max: int) -> None:
+    def __init__(self, name: str, id_: str) -> None:
         """Create it. `name` of the dataflow, for the log, and its id, for the measures."""
         self._name = name
         self._id = id_
-        self._attempts_max = attempts_max
         self._counts: dict[str, int] = {}
 
     @contextmanager
@@ -89,9 +89,9 @@ class RepeatedFailures:
         if kind not in self._counts and len(self._counts) >= _KINDS_MAX:
             self._counts.clear()
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
-        if count < self._attempts_max:
+        if count < ATTEMPTS_MAX:
             return None
-        if count == self._attempts_max:
+        if count == ATTEMPTS_MAX:
             measure(STEPS_IN_ERROR, 1, self._id)
             log.error("%s: in error after %d equal failures: %s", self._name, count, text)
         # An error of Python has a class that says something; ours have texts that do.

@@ -43,7 +43,7 @@ from actors.replica.dataflow.policy import StepDeclined
 from actors.replica.dataflow.touched import StateLookups, StepLookups
 from actors.runtime.errors import DefiniteError
 from actors.runtime.progress import Frontier, Time
-from actors.runtime.threshold_probes import DUE_BYTES, LIMIT_RESERVE, STEP_PAIRS, TOUCHED_ROWS
+from actors.runtime.threshold_probes import DUE_BYTES, STEP_PAIRS, TOUCHED_ROWS
 
 WholeState: TypeAlias = Callable[[int], AbstractAsyncContextManager[JobRows]]
 Weigh: TypeAlias = Callable[[int], bool]
@@ -332,7 +332,7 @@ async def delta_step(
     optimistic = plan.optimistic
     try:
         made = await _step_once(engine, plan, touched, changes, optimistic=optimistic)
-        void = optimistic and LIMIT_RESERVE.crossed(_is_void(plan, made))
+        void = optimistic and _is_void(plan, made)
     except DefiniteError:
         # The error may come from rows that the optimistic run left out.
         if not optimistic:

@@ -15,7 +15,6 @@ methods that read, insert or close block on files: call them off the event loop.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -33,17 +32,19 @@ from actors.model.plan.schema import DIFF, TIME, TableSchema
 from actors.model.plan.updates import concat, consolidate, consolidate_keyed, set_column
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.progress import Frontier, ShardId, Time
-from actors.runtime.threshold_probes import DUE_BUCKETS, HIDDEN_ROWS, MET_PAIRS
+from actors.runtime.threshold_probes import HIDDEN_ROWS
 
-# Counts the pairs that changed rows make with the rows that they match: the cost of their join
-# A key that many rows have, and that changes at many times of a step, multiplies both: a few
-# changed rows at each of a hundred times, each matching a hundred thousand, are ten million pairs
-# and more. Looking keys up costs the sum only, so the product is computed before the join.
+DUE_BUCKETS_MAX = 10_000
+"""Buckets of what comes due that are looked up one by one; for more, everything is read."""
 
 
 def met_pairs(changed: pa.Table, rows: pa.Table) -> int:
     """Return how many pairs of rows of both have keys that a lookup takes for equal, two NULLs
-    among them.
+    among them: the cost of their join.
+
+    A key that many rows have, and that changes at many times of a step, multiplies both: a few
+    changed rows at each of a hundred times, each matching a hundred thousand, are ten million pairs
+    and more. Looking keys up costs the sum only, so the product is computed before the join.
 
     >>> changed = pa.table({"k": [1, 1, 2, None]})
     >>> met_pairs(changed, pa.table({"key": [1, 1, 1, 2, 3, None]}))
@@ -292,7 +293,7 @@ class StateLookups:
         first, last = lo // DUE_BUCKET_MS, (hi - 1) // DUE_BUCKET_MS
         found = {}
         for target, state in self._due.items():
-            if DUE_BUCKETS.exceeded_by(last - first + 1):
+            if last - first >= DUE_BUCKETS_MAX:
                 rows = self.scan(target)
             else:
                 buckets = pa.table({"k0": pa.array(range(first, last + 1), pa.int64())})
@@ -402,14 +403,12 @@ class StepLookups:
             self._rows[target] = found if earlier is None else _each_once(earlier, found)
 
     def _count_pairs(self, keys: Sequence[pa.Table], rows: pa.Table) -> None:
-        """Count the pairs of keys and rows found; if there are few, take the number of rows
-        instead."""
+        """Count the pairs of keys and rows found."""
         for each in keys:
-            pairs = rows.num_rows
-            if MET_PAIRS.exceeded_by(each.num_rows * rows.num_rows):
-                with suppress(InvalidUsage):  # a key without equality, by which all was read
-                    pairs = met_pairs(each, rows)
-            self.pairs += pairs
+            try:
+                self.pairs += met_pairs(each, rows)
+            except InvalidUsage:  # a key without equality, by which all was read
+                self.pairs += rows.num_rows
 
     def _settled(self, target: str, rows: pa.Table) -> pa.Table:
         """Return the rows consolidated, at the time of the state."""

@@ -12,12 +12,11 @@ difference is appended and the error retracted there.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import anyio
 import msgspec
@@ -52,18 +51,15 @@ from actors.replica.dataflow.recompute import (
     recompute,
 )
 from actors.replica.dataflow.rivals import ReplicaFollower
-from actors.replica.dataflow.step import (
-    StepDeltas,
-    Weigh,
-    delta_step,
-    empty_deltas,
-    likely_runs,
-)
+from actors.replica.dataflow.step import StepDeltas, Weigh, delta_step, empty_deltas, likely_runs
 from actors.replica.dataflow.touched import StateLookups
-from actors.runtime.errors import DefiniteError, JobTooLarge
-from actors.runtime.kernel import ActorContext, RunningEffect
+from actors.runtime.errors import ERROR_TEXT_BYTES_MAX, DefiniteError, JobTooLarge
 from actors.runtime.progress import Frontier, Time, is_empty
-from actors.runtime.threshold_probes import COLD_STEPS, QUIET_STEPS
+
+COLD_STEPS: Final = 5
+"""First steps of a dataflow whose time says nothing if they are planned anew."""
+QUIET_STEPS = 2
+"""Steps in a row that have changed nothing, beyond which a step runs its first strata alone."""
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
@@ -252,7 +248,7 @@ class ViewStages:
             return StepOutcome(await self._whole(step, time), recomputed=True)
         self._steps += 1
         # Steps that build their plans are not measured, unless all of them do.
-        if outcome.deltas.prepared or COLD_STEPS.exceeded_by(self._steps):
+        if outcome.deltas.prepared or self._steps > COLD_STEPS:
             elapsed = self._engine.clock.monotonic_ms() - started
             work, ms = outcome.deltas.work, max(0.0, elapsed - outcome.deltas.wait_ms)
             self._chooser.stepped(work, ms)
@@ -342,7 +338,7 @@ class ViewStages:
                 name,
                 partial(self._whole_state, step),
                 folders,
-                quiet=QUIET_STEPS.exceeded_by(self._unchanged),
+                quiet=self._unchanged > QUIET_STEPS,
                 divisible=len(step.times) > 1,
                 weigh=weigh,
             )
@@ -399,7 +395,7 @@ class ViewStages:
         changes: tuple[ErrorChange, ...] = ()
         # A collection that holds an error already continues to hold that one.
         if step.error is not None and not step.in_error:
-            bytes_max = self._engine.settings.error_text_bytes_max
+            bytes_max = ERROR_TEXT_BYTES_MAX
             text = truncated(step.error, bytes_max)
             changes = (ErrorChange(text, step.times[-1], 1),)
         return StepOutcome(empty_deltas(self._export.plan), changes)
@@ -571,87 +567,3 @@ def errors_after(
     """Return the errors that any input holds at `time`, a time of the step."""
     sums = _error_sums_after(before, step, time + 1)
     return tuple(sorted({text for merged in sums for text in errors_held(merged)}))
-
-
-# -- Runs a view's upkeep beside its steps, one task of a kind at a time ---------------------------
-# The tasks fill state before the first step, rehearse frequent plans, merge the runs of
-# arrangements and advance the holds on the inputs.
-
-
-log = logging.getLogger("penstock.dataflow")
-
-
-class ViewUpkeep:
-    """Upkeep of one view. Advances holds at most once per `holds_interval_ms`."""
-
-    def __init__(self, ctx: ActorContext[Any], view: ViewStages, holds_interval_ms: int) -> None:
-        self._ctx = ctx
-        self._view = view
-        self._holds_interval_ms = holds_interval_ms
-        self._warming: list[RunningEffect] = []
-        self._merging = self._rehearsing = False
-        self._moving_holds = False
-        self._holds_moved_ms = float("-inf")
-
-    def rehearse_first(self, incarnation: int) -> None:
-        """Have plans built while the first contents are computed.
-
-        It may take longer than that: a step waits only for the plan that it needs.
-        """
-        self._warm(lambda: self._view.rehearse_first(incarnation))
-
-    def warm(self, incarnation: int) -> None:
-        """Prepare state for the first step, beside the machine."""
-        self._warm(lambda: self._view.warm(incarnation))
-
-    def _warm(self, make: Callable[[], Awaitable[None]]) -> None:
-        self._warming.append(
-            self._ctx.effect(
-                make,
-                done=lambda _: None,
-                # Not fatal: a step that needs the state retries this, and raises the error.
-                failed=lambda error: log.info("%s: not warmed: %s", self._ctx.path, error),
-            )
-        )
-
-    def cancel(self) -> None:
-        """Cancel the preparation of state."""
-        for each in self._warming:
-            each.cancel()
-        self._warming = []
-
-    def rehearse(self, incarnation: int) -> None:
-        """Have the engine build a plan, if it recommended that."""
-        if self._rehearsing or not self._view.rehearsal_due:
-            return
-        self._rehearsing = True
-
-        def rehearsed(_: Any) -> None:
-            self._rehearsing = False
-
-        make = partial(self._view.rehearse, incarnation)
-        self._ctx.effect(make, done=rehearsed, failed=rehearsed)
-
-    def merge(self) -> None:
-        """Merge arrangements, off the path of the steps."""
-        if self._merging or not self._view.merge_due():
-            return
-        self._merging = True
-
-        def merged(_: Any) -> None:
-            self._merging = False
-
-        self._ctx.effect(self._view.merge, done=merged, failed=merged)
-
-    def move_holds(self, lo: Frontier) -> None:
-        """Advance the holds, unless that was done recently."""
-        # Rate-limited: each move is a compare-and-set on every import.
-        now = self._ctx.monotonic_ms()
-        if self._moving_holds or now - self._holds_moved_ms < self._holds_interval_ms:
-            return
-        self._moving_holds, self._holds_moved_ms = True, now
-
-        def moved(_: Any) -> None:
-            self._moving_holds = False
-
-        self._ctx.effect(lambda: self._view.move_holds(lo), done=moved, failed=moved)

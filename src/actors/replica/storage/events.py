@@ -10,9 +10,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from actors.model.protocol.internal import ProposeCommand, SequencedCommand
+from actors.model.protocol.internal import ProposeCommand, SequencedCommand, TaggedCommand
 from actors.model.protocol.message_parts import ObjectStatistics
 from actors.model.protocol.storage import (
+    Command,
     HealthStatus,
     IngestionDescription,
     Response,
@@ -21,11 +22,10 @@ from actors.model.protocol.storage import (
     SinkDescription,
     StagedBatch,
     StagingResult,
-    StorageTagged,
     UpdateStorageConfiguration,
 )
 from actors.model.protocol.storage_internal import ForwardedCommand, ResumeState
-from actors.replica.storage.history import DefinitionRefusal
+from actors.replica.storage.reconciliation import DefinitionRefusal
 from actors.runtime.progress import Frontier, Nonce, ObjectId
 from actors.runtime.settings import Settings
 
@@ -127,7 +127,7 @@ class StatisticsDue(msgspec.Struct, frozen=True, gc=False):
 
 
 Event: TypeAlias = (
-    StorageTagged
+    TaggedCommand[Command]
     | SequencedCommand
     | StorageClientLost
     | ForwardedCommand
@@ -248,14 +248,6 @@ class RestartLater(msgspec.Struct, frozen=True, gc=False):
         return settings.retry_delay_ms(self.attempt)
 
 
-class AllowTaskCompaction(msgspec.Struct, frozen=True, gc=False):
-    """Owner: external readers of the object read at or above `frontier`."""
-
-    number: int
-    id: ObjectId
-    frontier: Frontier
-
-
 class AllowTaskWrites(msgspec.Struct, frozen=True, gc=False):
     """Allow all tasks of this worker to write."""
 
@@ -302,7 +294,6 @@ Effect: TypeAlias = (
     | StopTask
     | CleanUpSource
     | RestartLater
-    | AllowTaskCompaction
     | AllowTaskWrites
     | ConfigureTasks
     | DiscardParts

@@ -12,7 +12,7 @@ Flow: tasks answer in reserved room, one message for each of their appends or co
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from actors.channel_adapter import StorageGone, StoragePassed
+from actors.channel_adapter import ClientGone, ResponsesForwarded, send_responses
 from actors.connectors.ingest.shards import ExportShard, IngestShards
 from actors.connectors.ingest_task import (
     IngestEnded,
@@ -48,7 +48,7 @@ from actors.connectors.sources.source import (
 from actors.connectors.storage_connectors import StorageConnectors
 from actors.durable.arrangement import ArrangementStatistics
 from actors.durable.persist import BatchPart, PersistClient
-from actors.model.protocol.internal import ProposeCommand, SequencedCommand
+from actors.model.protocol.internal import ProposeCommand, SequencedCommand, TaggedCommand
 from actors.model.protocol.message_parts import ObjectStatistics
 from actors.model.protocol.storage import (
     DroppedId,
@@ -61,8 +61,6 @@ from actors.model.protocol.storage import (
     StagingFailed,
     StatisticsUpdates,
     StatusUpdate,
-    StorageTagged,
-    StorageTaggedResponse,
 )
 from actors.model.protocol.storage_internal import ForwardedCommand, ResumeState
 from actors.replica.storage import events as e
@@ -80,82 +78,56 @@ from actors.replica.storage.telling import (
     of_source,
 )
 from actors.runtime.errors import PenstockError, UnknownObject
-from actors.runtime.kernel import STOP, Actor, ActorAddress, ActorContext, FlowWindow, RunningEffect
-from actors.runtime.progress import Nonce, ObjectId
+from actors.runtime.kernel import (
+    STOP,
+    Actor,
+    ActorAddress,
+    ActorContext,
+    CoalescingOutbox,
+    FlowWindow,
+    RunningEffect,
+)
+from actors.runtime.progress import ObjectId
 from actors.runtime.settings import Settings
 
-# Responses of one worker's storage half that its adapter has not acknowledged: bounded, coalesced
-# As in `compute.outbox` a limited number is in flight. Waiting are at most one frontier, one status
-# and one drop for each object, one answer for each one-shot ingestion, and one report of
-# statistics, in which an object's newer entry replaces the older.
+log = logging.getLogger("penstock.storage")
 
 
-class StorageOutbox:
-    """Queue of responses for the adapter."""
+class StorageOutbox(CoalescingOutbox[Response, None]):
+    """Responses that the adapter has not acknowledged.
+
+    Waiting are at most one frontier, one status and one drop for each object, one answer for each
+    one-shot ingestion, and one report of statistics.
+    """
 
     def __init__(self, messages_max: int) -> None:
-        self._messages_max = messages_max
-        self.nonce: Nonce | None = None
-        self._waiting: OrderedDict[tuple[str, str], Response] = OrderedDict()
-        self._flying: set[int] = set()
-        self._serial = 0
+        super().__init__(messages_max, 1)  # responses of this half are small: their size counts 0
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    def key(self, message: Response) -> tuple[str, str]:
+        """See `CoalescingOutbox`."""
+        match message:
+            case FrontierUpper() | StatusUpdate() | DroppedId():
+                return (type(message).__name__, message.id)
+            case StagedBatches():
+                return ("StagedBatches", message.uuid)
+        return (type(message).__name__, "")
 
-    def switch(self, nonce: Nonce | None) -> None:
-        """Drop all responses and switch to another connection, or none."""
-        self._waiting.clear()
-        self._flying.clear()
-        self.nonce = nonce
-
-    def push(self, response: Response) -> None:
-        """Queue a response, in place of an older one of its kind."""
-        key = _key(response)
-        former = self._waiting.get(key)
-        if isinstance(former, StatisticsUpdates) and isinstance(response, StatisticsUpdates):
-            response = _joined(former, response)
-        self._waiting[key] = response
-
-    def take(self) -> list[tuple[int, Response]]:
-        """Return the responses to send now, oldest first, each with its serial (from 1)."""
-        out: list[tuple[int, Response]] = []
-        while self._waiting and len(self._flying) < self._messages_max:
-            _, response = self._waiting.popitem(last=False)
-            self._serial += 1
-            self._flying.add(self._serial)
-            out.append((self._serial, response))
-        return out
-
-    def taken(self, nonce: Nonce, serials: Iterable[int]) -> None:
-        """Remove responses that the adapter acknowledged."""
-        if nonce == self.nonce:
-            self._flying.difference_update(serials)
+    def merged(self, old: Response, new: Response) -> Response:
+        """See `CoalescingOutbox`."""
+        if not (isinstance(old, StatisticsUpdates) and isinstance(new, StatisticsUpdates)):
+            return new
+        # Each report is of the objects that have changed: the older one has others.
+        return StatisticsUpdates(
+            _newest(old.sources, new.sources),
+            _newest(old.sinks, new.sinks),
+            _newest(old.oneshots, new.oneshots),
+        )
 
 
-def _key(response: Response) -> tuple[str, str]:
-    match response:
-        case FrontierUpper() | StatusUpdate() | DroppedId():
-            return (type(response).__name__, response.id)
-        case StagedBatches():
-            return ("StagedBatches", response.uuid)
-    return (type(response).__name__, "")
-
-
-def _joined(old: StatisticsUpdates, new: StatisticsUpdates) -> StatisticsUpdates:
-    def join(
-        before: Iterable[ObjectStatistics], after: Iterable[ObjectStatistics]
-    ) -> tuple[ObjectStatistics, ...]:
-        return tuple({each.id: each for each in (*before, *after)}.values())
-
-    return StatisticsUpdates(
-        join(old.sources, new.sources),
-        join(old.sinks, new.sinks),
-        join(old.oneshots, new.oneshots),
-    )
-
-
-log = logging.getLogger("penstock.storage")
+def _newest(
+    before: Iterable[ObjectStatistics], after: Iterable[ObjectStatistics]
+) -> tuple[ObjectStatistics, ...]:
+    return tuple({each.id: each for each in (*before, *after)}.values())
 
 
 class StorageTurn(msgspec.Struct, frozen=True, gc=False):
@@ -171,9 +143,9 @@ class TaskGone(msgspec.Struct, frozen=True, gc=False):
 
 
 StorageMessage: TypeAlias = (
-    StorageTagged
-    | StoragePassed
-    | StorageGone
+    TaggedCommand[Any]
+    | ResponsesForwarded
+    | ClientGone
     | ForwardedCommand
     | StorageTurn
     | IngestRunning
@@ -240,9 +212,9 @@ class StorageHalf:
     async def receive(self, message: StorageMessage | SequencedCommand) -> None:
         """Handle one message of the storage half."""
         match message:
-            case StoragePassed(nonce, serials):
+            case ResponsesForwarded(nonce, serials):
                 self._outbox.taken(nonce, serials)
-            case StorageGone(nonce):
+            case ClientGone(nonce):
                 await self._feed(e.StorageClientLost(nonce))
             case StorageTurn(event):
                 if isinstance(event, e.StatisticsDue):
@@ -259,7 +231,7 @@ class StorageHalf:
                 await self._from_oneshot(message)
             case TaskGone(number):
                 await self._gone(number)
-            case StorageTagged():
+            case TaggedCommand():
                 await self._feed(message)
                 # The lane is released when all proposals made so far are sequenced.
                 self._unordered.append(self.state.proposed)
@@ -279,12 +251,7 @@ class StorageHalf:
 
     def flush(self) -> None:
         """Send the responses that have room to the adapter."""
-        nonce = self._outbox.nonce
-        if nonce is None:
-            return
-        for serial, response in self._outbox.take():
-            tagged = StorageTaggedResponse(nonce, response, serial)
-            self._adapters[self._index].reply(tagged)
+        send_responses(self._outbox, self._adapters[self._index])
 
     async def _feed(self, event: e.Event) -> None:
         for effect in self.state.handle(event, self._ctx.now_ms()):
@@ -327,8 +294,6 @@ class StorageHalf:
                 self._discard(effect)
             case e.LogStorageReconciliation() | e.LogRefusedUpdate():
                 self._note(effect)
-            case e.AllowTaskCompaction():
-                pass  # the controller moves the holds of shards, and a sink's task its own
 
     def _look_up(self, effect: e.LookUp) -> None:
         description, persist, settings = effect.description, self._persist, self._settings

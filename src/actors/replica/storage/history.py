@@ -1,9 +1,5 @@
 """The storage half's command history: the shortest list of commands with the same result.
 
-Theory of operation. A controller replays its history to a connecting replica, and a worker collects
-in one the commands before `InitializationComplete`. `push` reduces the list when it has doubled
-since the last reduction, so the cost is amortised and the length stays proportional to the state.
-
 `reduce` writes: Hello, one merged UpdateConfiguration, RunIngestions, RunSinks,
 RunOneshotIngestions, AllowCompactions, InitializationComplete, AllowWrites. Rules:
 
@@ -21,10 +17,11 @@ them. No rule of the protocol is checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
+from actors.model.protocol.client_commands import CommandHistory, merge_configuration
 from actors.model.protocol.compute import (
     AllowCompaction,
     AllowWrites,
@@ -40,42 +37,22 @@ from actors.model.protocol.storage import (
     RunSink,
     SinkDescription,
     UpdateStorageConfiguration,
-    altered,
-    altered_sink,
 )
 from actors.runtime.progress import Frontier, ObjectId, is_empty
 
 
-class StorageHistory:
+class StorageHistory(CommandHistory[Command]):
     """Commands of one client, kept short."""
 
     def __init__(self, commands: Iterable[Command] = ()) -> None:
-        self._commands: list[Command] = []
-        self._reduced_length = 0
         self.skipped = 0
         """Number of compactions of unknown objects that reductions left out."""
-        for command in commands:
-            self.push(command)
+        super().__init__(commands)
 
-    def push(self, command: Command) -> None:
-        """Append a command; reduce when the list has doubled."""
-        self._commands.append(command)
-        if len(self._commands) > 2 * max(self._reduced_length, 8):
-            self.reduce()
-
-    def commands(self) -> list[Command]:
-        """Return the commands to replay, in order."""
-        return list(self._commands)
-
-    def __len__(self) -> int:
-        return len(self._commands)
-
-    def reduce(self) -> None:
-        """Reduce the history to its shortest equivalent."""
-        wanted = StorageDefinitions(self._commands)
-        self._commands = wanted.commands()
-        self._reduced_length = len(self._commands)
+    def _reduced(self, commands: list[Command]) -> list[Command]:
+        wanted = StorageDefinitions(commands)
         self.skipped += wanted.skipped
+        return wanted.commands()
 
 
 class StorageDefinitions:
@@ -185,97 +162,3 @@ class StorageDefinitions:
         out += (AllowCompaction(id, frontier) for id, frontier in self.allowed.items())
         out += (said for said in (self.complete, self.writes) if said is not None)
         return out
-
-
-def merge_configuration(
-    old: UpdateStorageConfiguration | None, new: UpdateStorageConfiguration
-) -> UpdateStorageConfiguration:
-    """Return both merged, the newer one winning; an unset field is unchanged."""
-    if old is None:
-        return new
-    names = UpdateStorageConfiguration.__struct_fields__
-    said = {name: getattr(new, name) for name in names if getattr(new, name) is not None}
-    return msgspec.structs.replace(old, **said)
-
-
-# -- Reconciliation: compares running objects with those that a new client wants -------------------
-# Theory of operation. A connecting client replays its history; at `InitializationComplete` worker 0
-# compares the objects that it has proposed with the history's result (`history.StorageDefinitions`:
-# the newest definition of each id). An equal definition is kept. A different one is an update if
-# that is allowed (`altered`), else it is refused by name with the difference, and the running one
-# goes on. An object that is not mentioned is dropped: a source with its exports; an export alone if
-# its source is still wanted without it (an update). `StorageState` compares one-shot ingestions.
-#
-# The decision depends on commands, never on progress.
-
-
-class DefinitionRefusal(msgspec.Struct, frozen=True):
-    """A definition that does not fit the object running under its id, and why."""
-
-    id: ObjectId
-    differences: tuple[str, ...]
-
-    def text(self) -> str:
-        """Return the refusal, for the client and the log."""
-        return (
-            f"{self.id} runs already and cannot become what is asked for: "
-            f"{'; '.join(self.differences)}. Drop it, then create it anew"
-        )
-
-
-class StorageReconciliation(msgspec.Struct, frozen=True):
-    """Ids to keep, definitions to run (new or updated), ids to drop, and refused definitions."""
-
-    keep: tuple[ObjectId, ...]
-    run: tuple[IngestionDescription | SinkDescription, ...]
-    drop: tuple[ObjectId, ...]
-    refused: tuple[DefinitionRefusal, ...]
-
-
-def refusal(
-    old: IngestionDescription | SinkDescription | None,
-    new: IngestionDescription | SinkDescription,
-) -> DefinitionRefusal | None:
-    """Return the reasons against replacing the running `old` by `new`; None if there are none."""
-    match old, new:
-        case IngestionDescription(), IngestionDescription():
-            differences = altered(old, new)
-        case SinkDescription(), SinkDescription():
-            differences = altered_sink(old, new)
-        case None, _:
-            differences = ()
-        case _:
-            differences = ("a source is no sink",)
-    return DefinitionRefusal(new.id, differences) if differences else None
-
-
-def unchanged(
-    old: IngestionDescription | SinkDescription | None,
-    new: IngestionDescription | SinkDescription,
-) -> bool:
-    """Return whether the running object serves the definition as it is."""
-    if isinstance(old, SinkDescription) and isinstance(new, SinkDescription):
-        # A sink's as_of is not compared: it advances while the sink runs.
-        old = msgspec.structs.replace(old, as_of=new.as_of)
-    return old == new
-
-
-def reconcile(
-    running: Mapping[ObjectId, IngestionDescription | SinkDescription], wanted: StorageDefinitions
-) -> StorageReconciliation:
-    """Return the result of comparing the running objects with the wanted ones."""
-    keep: list[ObjectId] = []
-    run: list[IngestionDescription | SinkDescription] = []
-    refused: list[DefinitionRefusal] = []
-    definitions: list[IngestionDescription | SinkDescription] = [*wanted.ingestions.values()]
-    definitions += wanted.sinks.values()
-    for description in definitions:
-        old = running.get(description.id)
-        if unchanged(old, description):
-            keep.append(description.id)
-        elif (against := refusal(old, description)) is not None:
-            refused.append(against)
-        else:
-            run.append(description)
-    drop = tuple(id for id in running if id not in wanted.ingestions and id not in wanted.sinks)
-    return StorageReconciliation(tuple(keep), tuple(run), drop, tuple(refused))

@@ -24,6 +24,7 @@ from typing import Final, Literal, TypeAlias, assert_never
 
 import msgspec
 
+from actors.model.protocol.client_commands import merge_configuration
 from actors.model.protocol.storage import (
     IngestionDescription,
     RunOneshotIngestion,
@@ -40,7 +41,6 @@ from actors.model.protocol.storage_internal import (
     StatisticsUpdate,
     SuspendAndRestart,
 )
-from actors.replica.storage.history import merge_configuration
 from actors.runtime.progress import ObjectId, is_empty
 
 LOG_ENTRIES_MAX: Final = 256

@@ -12,7 +12,7 @@ Rules:
 - `Hello` begins an iteration: commands are collected until `InitializationComplete`, then applied
   all at once; worker 0 compares them with its pursuits (`reconcile`). Commands of any other
   connection than the current one are discarded;
-- objects are reported as `client` says; frontiers begin again after each reconciliation;
+- objects are reported as `client_view` says; frontiers begin again after each reconciliation;
 - worker 0 refuses an update that is not allowed and reports that object as stalled; the running
   one goes on;
 - a failed task's object is stalled, and after a delay suspended and rendered again, by a
@@ -24,9 +24,8 @@ Invariants: `validate`. `handle` gets the time as an argument.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final, assert_never
+from typing import assert_never
 
 from actors.model.protocol.compute import (
     AllowCompaction,
@@ -34,23 +33,17 @@ from actors.model.protocol.compute import (
     Hello,
     InitializationComplete,
 )
-from actors.model.protocol.internal import ProposeCommand, SequencedCommand
+from actors.model.protocol.internal import ProposeCommand, SequencedCommand, TaggedCommand
 from actors.model.protocol.storage import (
     CancelOneshotIngestion,
     Command,
-    DroppedId,
     FilesStaged,
-    FrontierUpper,
     IngestionDescription,
     RunIngestion,
     RunOneshotIngestion,
     RunSink,
     SinkDescription,
-    StagedBatches,
     StagingFailed,
-    StagingResult,
-    StatusUpdate,
-    StorageTagged,
     UpdateStorageConfiguration,
 )
 from actors.model.protocol.storage_internal import (
@@ -60,14 +53,10 @@ from actors.model.protocol.storage_internal import (
     SuspendAndRestart,
 )
 from actors.replica.storage import events as e
-from actors.replica.storage.history import (
-    StorageDefinitions,
-    StorageHistory,
-    reconcile,
-    refusal,
-    unchanged,
-)
+from actors.replica.storage.client_view import ClientView
+from actors.replica.storage.health_board import HealthBoard, HealthCondition
 from actors.replica.storage.pursuits import DesiredState, Step
+from actors.replica.storage.reconciliation import reconcile, refusal, unchanged
 from actors.replica.storage.renderings import (
     ConfigurationChanged,
     ObjectRendering,
@@ -77,179 +66,10 @@ from actors.replica.storage.renderings import (
     UnrenderedSourceDropped,
     owner_of,
 )
-from actors.replica.storage.tasks import StorageTaskRunner, shapes_of
-from actors.replica.storage.telling import (
-    HealthBoard,
-    HealthCondition,
-    Kind,
-    LocalStatistics,
-    StatisticsSums,
-)
+from actors.replica.storage.task_statistics import Kind, LocalStatistics, StatisticsSums
+from actors.replica.storage.tasks import StorageTaskRunner
 from actors.runtime.errors import LocalProtocolError, OperationCanceled
-from actors.runtime.progress import EMPTY, Frontier, Nonce, ObjectId, is_empty
-
-# The client of one worker's storage half: the objects that it wants, and what was reported to it
-# Theory of operation. `ClientView` collects the commands of a connecting client, then holds what
-# the current one *wants* and *knows*. All responses pass through here. So none is sent while a
-# client initializes or is gone, about an object that it does not know, or twice.
-#
-# Rules:
-# - an object is reported from the command on that runs it, however early it was rendered: by its
-#   owner as it is, by the other workers as empty, at once;
-# - a frontier never goes back and is reported when it advances; it belongs to a shard, so the
-#   frontier of another shard of the same id is not reported;
-# - a drop is reported once, and nothing about the object afterwards;
-# - a one-shot ingestion is answered once.
-
-
-LOST_MAX: Final = 1024
-"""Number of clients remembered that disconnected before their Hello."""
-
-
-class ClientView:
-    """State of the client; see the module's docstring. `tasks` and `health` belong to
-    `StorageState`."""
-
-    def __init__(
-        self, index: int, count: int, tasks: StorageTaskRunner, health: HealthBoard
-    ) -> None:
-        self._index = index
-        self._count = count
-        self._tasks = tasks
-        self._health = health
-        self.nonce: Nonce | None = None
-        self.connected = False
-        self.incoming: StorageHistory | None = None
-        """Commands of a client before InitializationComplete."""
-        self.wanted = StorageDefinitions()
-        self.known: dict[ObjectId, Frontier] = {}
-        """Reported upper of each id; for a one-shot ingestion: that it was answered."""
-        self.now_ms = 0
-        self._lost: OrderedDict[Nonce, None] = OrderedDict()
-
-    @property
-    def muted(self) -> bool:
-        """Return whether responses are withheld: no client is connected, or it is initializing."""
-        return not self.connected or self.incoming is not None
-
-    def owns(self, id: ObjectId) -> bool:
-        """Return whether this worker runs the task of an object; an export's is its source's."""
-        return owner_of(self.wanted.source_of.get(id, id), self._count) == self._index
-
-    # -- connections -------------------------------------------------------------------------------
-
-    def hello(self, command: Hello) -> list[e.Effect]:
-        """Switch to a client, unless it disconnected already."""
-        self.nonce = command.nonce
-        self.connected = command.nonce not in self._lost
-        self._lost.pop(command.nonce, None)
-        self.incoming = StorageHistory()
-        return [e.SwitchStorageClient(command.nonce if self.connected else None)]
-
-    def lost(self, nonce: Nonce) -> list[e.Effect]:
-        """Note that the current, a former or a future client disconnected."""
-        if nonce != self.nonce:
-            # Its Hello may still come, and must not connect it.
-            self._lost[nonce] = None
-            if len(self._lost) > LOST_MAX:
-                self._lost.popitem(last=False)
-            return []
-        if not self.connected:
-            return []
-        self.connected = False
-        return [e.SwitchStorageClient(None)]
-
-    def initialized(self) -> int:
-        """Take over the client's collected commands; return how many compactions were skipped."""
-        assert self.incoming is not None
-        incoming, self.incoming = self.incoming, None
-        incoming.reduce()
-        self.wanted = StorageDefinitions(incoming.commands())
-        self.known = {}
-        self._health.forget_told()
-        return incoming.skipped
-
-    # -- reports -----------------------------------------------------------------------------------
-
-    def know(self, ids: tuple[ObjectId, ...]) -> list[e.Effect]:
-        """Report these objects from now on."""
-        effects: list[e.Effect] = []
-        for id in ids:
-            if id not in self.known:
-                self.known[id] = 0
-                effects += self.report(id)
-        return effects + self.tell_health()
-
-    def report(self, id: ObjectId) -> list[e.Effect]:
-        """Report an object's upper, if it advanced."""
-        reported = self.known.get(id)
-        if reported is None or self.muted or id in self.wanted.oneshots:
-            return []
-        # Empty on the other workers, so that the meet over all workers is the owner's frontier.
-        upper = self._upper(id) if self.owns(id) else EMPTY
-        if upper is None or upper <= reported:
-            return []
-        self.known[id] = upper
-        return [e.SendStorageResponse(FrontierUpper(id, upper))]
-
-    def _upper(self, id: ObjectId) -> Frontier | None:
-        """Return the upper of the shard that the client means by that id."""
-        wanted = self.wanted
-        source = wanted.ingestions.get(wanted.source_of.get(id, id))
-        shapes = shapes_of(wanted.sinks[id] if source is None else source)
-        return self._tasks.upper(id, shapes[id])
-
-    def dropped(self, id: ObjectId) -> list[e.Effect]:
-        """Report the drop of an object, while it is still wanted."""
-        mine = self.owns(id)
-        if self.known.pop(id, None) is None or self.muted:
-            return []
-        effects: list[e.Effect] = []
-        if mine:
-            effects.append(e.SendStorageResponse(StatusUpdate(id, "dropped", time_ms=self.now_ms)))
-        return [*effects, e.SendStorageResponse(DroppedId(id))]
-
-    def answer(self, uuid: str, result: StagingResult | None = None) -> list[e.Effect]:
-        """Answer a one-shot ingestion; with None, that this worker stages nothing."""
-        if self.muted:
-            return []
-        self.known[uuid] = EMPTY
-        return [
-            e.SendStorageResponse(StagedBatches(uuid, FilesStaged() if result is None else result))
-        ]
-
-    def awaits(self, uuid: str) -> bool:
-        """Return whether a one-shot ingestion is wanted and not answered yet."""
-        return uuid in self.wanted.oneshots and uuid not in self.known
-
-    def tell_health(self) -> list[e.Effect]:
-        """Report changes in the health of this worker's tasks."""
-        if self.muted:
-            return []
-        return [
-            e.SendStorageResponse(
-                StatusUpdate(id, shown.status, shown.error, shown.hint, self.now_ms)
-            )
-            for id, shown in self._health.changes(self.known)
-        ]
-
-    def stalled(self, id: ObjectId, error: str, hint: str | None = None) -> list[e.Effect]:
-        """Report on worker 0 why an object is not rendered."""
-        if self.muted or id not in self.known:
-            return []
-        return [e.SendStorageResponse(StatusUpdate(id, "stalled", error, hint, self.now_ms))]
-
-    def describe(self) -> str:
-        """Return the client's nonce, as text for people."""
-        return f"client {self.nonce}" if self.connected else "no client"
-
-    def validate(self) -> None:
-        """Assert the invariants."""
-        if self.incoming is not None:
-            return
-        for id, reported in self.known.items():
-            assert self.wanted.knows(id) or id in self.wanted.oneshots, "known and not wanted"
-            assert self.owns(id) or reported == EMPTY or not self.connected
+from actors.runtime.progress import Frontier, ObjectId, is_empty
 
 
 class StorageState:
@@ -282,7 +102,7 @@ class StorageState:
         """
         self.client.now_ms = now_ms
         match event:
-            case StorageTagged():
+            case TaggedCommand():
                 return self._tagged(event)
             case SequencedCommand():
                 return self._sequenced(event)
@@ -326,25 +146,9 @@ class StorageState:
             for step in steps
         ]
 
-    def commands_for(
-        self, number: int
-    ) -> list[e.AllowTaskCompaction | e.AllowTaskWrites | e.ConfigureTasks]:
-        """Return the past commands for a rendering's task, besides its description."""
-        task = self.tasks.running.get(number)
-        if task is None:
-            return []
-        effects: list[e.AllowTaskCompaction | e.AllowTaskWrites | e.ConfigureTasks] = [
-            e.ConfigureTasks(self.renderings.configuration)
-        ]
-        if self.writes_allowed:
-            effects.append(e.AllowTaskWrites())
-        allowed = self.client.wanted.allowed
-        ids = [id for id in task.rendering.ids if id in allowed]
-        return effects + [e.AllowTaskCompaction(number, id, allowed[id]) for id in ids]
-
     # -- commands of the client --------------------------------------------------------------------
 
-    def _tagged(self, event: StorageTagged) -> list[e.Effect]:
+    def _tagged(self, event: TaggedCommand[Command]) -> list[e.Effect]:
         command, client = event.command, self.client
         if isinstance(command, Hello):
             # The sequencer drops late proposals of earlier generations.
@@ -376,7 +180,7 @@ class StorageState:
         if self.index == 0:
             effects += self._pursue_all(skipped)
         for id, frontier in wanted.allowed.items():
-            effects += self._allow(id, frontier)
+            self._allow(id, frontier)
         return effects if wanted.writes is None else effects + self._allow_writes()
 
     def _pursue_all(self, skipped: int) -> list[e.Effect]:
@@ -416,7 +220,10 @@ class StorageState:
             case CancelOneshotIngestion(uuid=uuid) if uuid in wanted.oneshots:
                 return self._cancel_oneshot(uuid)
             case AllowCompaction(id=id, frontier=frontier) if wanted.knows(id):
-                return self._drop(id) if is_empty(frontier) else self._allow(id, frontier)
+                if is_empty(frontier):
+                    return self._drop(id)
+                self._allow(id, frontier)
+                return []
             case AllowWrites():
                 return self._allow_writes()
             case UpdateStorageConfiguration():
@@ -479,15 +286,12 @@ class StorageState:
         drop = self.pursuits.drop(id) if source is None else self.pursuits.drop_export(source, id)
         return effects + self._steps(drop)
 
-    def _allow(self, id: ObjectId, frontier: Frontier) -> list[e.Effect]:
+    def _allow(self, id: ObjectId, frontier: Frontier) -> None:
+        # No task is told: the controller moves the holds of shards, and a sink's task its own.
         wanted = self.client.wanted
         allowed = wanted.allowed[id] = max(wanted.allowed.get(id, 0), frontier)
         if self.index == 0:
             self.pursuits.allow(id, allowed)
-        rendering = self.renderings.current.get(wanted.source_of.get(id, id))
-        if rendering is None or rendering.number not in self.tasks.running:
-            return []
-        return [e.AllowTaskCompaction(rendering.number, id, allowed)]
 
     def _allow_writes(self) -> list[e.Effect]:
         if self.writes_allowed:

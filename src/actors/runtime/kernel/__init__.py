@@ -18,6 +18,7 @@ from actors.runtime.kernel.lane import FlowWindow as FlowWindow
 from actors.runtime.kernel.mailbox import BoundedMailbox as BoundedMailbox
 from actors.runtime.kernel.mailbox import MailboxStatistics as MailboxStatistics
 from actors.runtime.kernel.mailbox import ReplySlot as ReplySlot
+from actors.runtime.kernel.outbox import CoalescingOutbox as CoalescingOutbox
 from actors.runtime.kernel.retry import RetryLoop as RetryLoop
 from actors.runtime.kernel.retry import with_jitter as with_jitter
 from actors.runtime.kernel.supervisor import ActorSystem as ActorSystem

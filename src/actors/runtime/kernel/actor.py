@@ -1,8 +1,9 @@
-"""Actors, their addresses, and the context: an actor's only access to clocks, randomness and I/O.
+"""Actors, their addresses and supervision policies, and the context in which an actor runs.
 
 An actor handles one message at a time. It reads clocks, draws randomness, sets timers, spawns
 children and runs effects only through `ActorContext`, so that a simulation can replace all of them.
-The result of an effect returns as a message of the actor itself, into reserved room.
+The result of an effect returns as a message of the actor itself, into reserved room. A supervision
+policy is the consequence of an actor's crash.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ if TYPE_CHECKING:
     from actors.runtime.kernel.cell import ActorCell, MessageTimer
     from actors.runtime.telemetry import ActorStatistics
 
-# -- Supervision policies: the consequence of an actor's crash -------------------------------------
+M = TypeVar("M")
+N = TypeVar("N")
+R = TypeVar("R")
+T = TypeVar("T")
+
+# -- supervision policies --------------------------------------------------------------------------
 
 
 class ActorCrashed(PenstockError):
@@ -48,11 +54,7 @@ def restart(restarts_max: int = 5, within_ms: int = 60_000, delay_ms: int = 50) 
     return CrashPolicy("restart", restarts_max, within_ms, delay_ms)
 
 
-M = TypeVar("M")
-N = TypeVar("N")
-R = TypeVar("R")
-T = TypeVar("T")
-
+# -- actors and their context ----------------------------------------------------------------------
 
 HANDLING: ContextVar[BoundedMailbox[Any] | None] = ContextVar("handling", default=None)
 """Mailbox whose message is being handled; None beside actors, and in effects, which block no

@@ -64,14 +64,7 @@ class SystemClock:
         raise CallOverdue
 
 
-# -- Threads for short blocking calls, with a third of an executor's latency -----------------------
-# A disk call of 0.2 ms should not wait 0.1 ms for its thread. An executor's call has a future with
-# locks of its own, chained to the loop's; here a call goes into the queue of an idle thread, and
-# its result straight into the loop's future.
-#
-# Rules: at most `threads_max` threads; further calls wait, first come, first served. A thread is
-# made on demand and kept until `close`, which waits for all calls and accepts no more. A waiter may
-# be cancelled; its call goes on.
+# -- threads for blocking calls --------------------------------------------------------------------
 
 
 class _Call:
@@ -108,7 +101,16 @@ class _Call:
 
 
 class ThreadedClock(SystemClock):
-    """The machine's clock, with threads of its own; `close` ends them."""
+    """The machine's clock, with threads of its own for short blocking calls.
+
+    A disk call of 0.2 ms should not wait 0.1 ms for its thread. An executor's call has a future
+    with locks of its own, chained to the loop's; here a call goes into the queue of an idle thread,
+    and its result straight into the loop's future: a third of the latency.
+
+    At most `threads_max` threads run; further calls wait, first come, first served. A thread is
+    made on demand and kept until `close`, which waits for all calls and accepts no more. A waiter
+    may be cancelled; its call goes on.
+    """
 
     def __init__(self, threads_max: int) -> None:
         self._threads_max = threads_max

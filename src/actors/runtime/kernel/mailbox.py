@@ -1,4 +1,4 @@
-"""A bounded mailbox with one receiver, and reply slots.
+"""A bounded mailbox with one receiver, its reply slots, and a flag that is set once.
 
 Senders append, the one receiver takes all waiting messages in one wake-up. The control lane (stop;
 supervision only) overtakes, everything else is first in, first out. Three ways in:
@@ -35,11 +35,13 @@ from actors.runtime.errors import (
 )
 from actors.runtime.telemetry import HELD, TRACEPARENT, TracedMessage
 
-# -- A one-time event. Smaller than `asyncio.Event`, as most flags are never awaited ---------------
+M = TypeVar("M")
+R = TypeVar("R")
 
 
 class LatchedFlag:
-    """An event that is set once, and stays set."""
+    """An event that is set once, and stays set. It is smaller than `asyncio.Event`, since most
+    flags are never awaited."""
 
     __slots__ = ("_up", "_waiters")
 
@@ -72,10 +74,6 @@ class LatchedFlag:
         finally:
             if self._waiters is not None and waiter in self._waiters:
                 self._waiters.remove(waiter)
-
-
-M = TypeVar("M")
-R = TypeVar("R")
 
 
 class MailboxStatistics(msgspec.Struct, frozen=True):

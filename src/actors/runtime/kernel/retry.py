@@ -32,10 +32,8 @@ class RetryLoop:
     ...     def retry_delay_ms(self, failures: int) -> int:
     ...         return 10 << failures
     >>> loop = RetryLoop(Slow(), failures_max=2)
-    >>> loop.next_pause_ms("busy"), loop.next_pause_ms("gone"), loop.next_pause_ms("gone")
+    >>> loop.next_pause_ms(), loop.next_pause_ms(), loop.next_pause_ms()
     (20, 40, None)
-    >>> loop.story()
-    '3 failures, the last: gone'
     """
 
     def __init__(
@@ -49,22 +47,19 @@ class RetryLoop:
         self._failures_max = failures_max
         self._random = random
         self.failures = 0
-        self._last = ""
 
-    def next_pause_ms(self, error: object = "") -> float | None:
+    def next_pause_ms(self) -> float | None:
         """Count a failure; return the pause before the next attempt, or None after too many."""
-        # Counted before the end is checked, so that the story tells of the last failure, too.
         self.failures += 1
-        self._last = str(error)
         # The caller raises its own error: it alone knows whether the operation may have happened.
         if self._failures_max is not None and self.failures > self._failures_max:
             return None
         delay_ms = self._delay.retry_delay_ms(self.failures)
         return delay_ms if self._random is None else with_jitter(delay_ms, self._random)
 
-    async def pause(self, error: object = "") -> bool:
+    async def pause(self) -> bool:
         """Count a failure and wait for the next attempt. Return False at once after too many."""
-        pause_ms = self.next_pause_ms(error)
+        pause_ms = self.next_pause_ms()
         # At once: the caller's error must not wait for an attempt that will not come.
         if pause_ms is None:
             return False
@@ -73,9 +68,4 @@ class RetryLoop:
 
     def reset(self) -> None:
         """Forget the failures after a success."""
-        self.failures, self._last = 0, ""
-
-    def story(self) -> str:
-        """Return the number of failures and the last error, for an error's text."""
-        last = f", the last: {self._last}" if self._last else ""
-        return f"{self.failures} failures{last}"
+        self.failures = 0

@@ -1,9 +1,9 @@
 """Framed message connections over TCP, Unix sockets and TLS: dialling and listening.
 
-A connection begins with TLS, if `TransportSecurity` has a certificate, and
-`actors.runtime.transport.connection`; then both sides exchange the frames of
-`actors.runtime.frames` over a `ByteStream`, which also writes keepalives and watches progress both
-ways. One task receives, any number may send. It knows no message types and does not reconnect.
+A connection begins with TLS, if `TransportSecurity` has a certificate, and the handshake of
+`actors.runtime.transport.handshake`; then both sides exchange the frames of `actors.runtime.frames`
+over a `ByteStream`, which also writes keepalives and watches progress both ways. One task receives,
+any number may send. It knows no message types and does not reconnect.
 """
 
 from __future__ import annotations
@@ -13,159 +13,34 @@ import contextlib
 import logging
 import socket
 import ssl
-import struct
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
-import msgspec
 
 from actors.runtime.errors import (
     AuthenticationFailed,
     ConnectionBroken,
-    IncompatibleVersion,
-    LocalProtocolError,
-    MalformedFrame,
     PenstockError,
-    ResourceBusy,
     ResourceClosed,
-    WrongService,
 )
 from actors.runtime.frames import FrameBuffer, FrameCodec
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TracedMessage
-from actors.runtime.threshold_probes import FRAME_SLICE
 from actors.runtime.transport import sockets
 from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.address import NetworkAddress
+from actors.runtime.transport.handshake import (
+    BUSY_MAGIC,
+    HandshakeOpening,
+    check_token,
+    exchange,
+    send_token,
+)
 from actors.runtime.transport.security import TransportSecurity
-from actors.runtime.transport.stream import ByteStream
-
-# -- Handshake of a connection: protocol, version, service and token -------------------------------
-# Each side at once writes its opening: 8 bytes of magic, a u16 version, and its identity (u8
-# length, UTF-8). The identity is the service's name: the listener's own, the dialler's expectation;
-# empty: unknown. Magic and version must be equal, and the identities if both are known. Then the
-# dialler sends its token (u16 length, bytes; empty: none), and the listener answers with a u8
-# length: 0 accepts, else so many bytes of text give the reason. Over TLS all of this follows the
-# TLS handshake. Callers set a time limit for the whole.
-
-
-OPENING: Final = struct.Struct(">8sH")
-LENGTH: Final = struct.Struct(">H")
-BUSY_MAGIC: Final = b"PENSBUSY"
-BEARER_BYTES_MAX: Final = 4096
-TEXT_BYTES_MAX: Final = 255
-
-
-class HandshakeStream(Protocol):
-    """The byte stream of a connection, as the handshake needs it."""
-
-    async def exactly(self, count: int, /) -> bytes:
-        """Return the next `count` bytes. Raises `ConnectionBroken`."""
-        ...
-
-    def write(self, data: bytes, /) -> None:
-        """Write bytes."""
-        ...
-
-
-class HandshakeOpening(msgspec.Struct, frozen=True):
-    """The opening of one side. `identity`: the name of the service, if it is known."""
-
-    magic: bytes
-    version: int = 1
-    identity: str = ""
-
-    def encode(self) -> bytes:
-        """Return the encoded opening. Raises `LocalProtocolError` for an identity that is too
-        long."""
-        assert len(self.magic) == 8, f"a magic has 8 bytes, {self.magic!r} has {len(self.magic)}"
-        name = self.identity.encode()
-        if len(name) > TEXT_BYTES_MAX:
-            raise LocalProtocolError(f"an identity has at most {TEXT_BYTES_MAX} bytes: {name!r}")
-        return OPENING.pack(self.magic, self.version) + bytes([len(name)]) + name
-
-
-async def exchange(stream: HandshakeStream, mine: HandshakeOpening) -> str:
-    """Exchange openings and return the peer's identity. Raises `ResourceBusy`, `MalformedFrame`,
-    `IncompatibleVersion`, `WrongService`, `ConnectionBroken`."""
-    stream.write(mine.encode())
-    magic = mine.magic
-    theirs = await _magic(stream, magic)
-    (version,) = LENGTH.unpack(await stream.exactly(LENGTH.size))
-    if theirs == BUSY_MAGIC:
-        raise ResourceBusy(
-            "the service has as many connections as it takes (connections_max); try later"
-        )
-    # Messages are decoded by shape: another version could be decoded wrongly.
-    if version != mine.version and magic != BUSY_MAGIC:
-        raise IncompatibleVersion(
-            f"the peer speaks version {version} of {magic!r}, this side {mine.version}"
-        )
-    length = (await stream.exactly(1))[0]
-    identity = _text(await stream.exactly(length), "identity")
-    if identity and mine.identity and identity != mine.identity and magic != BUSY_MAGIC:
-        raise WrongService(
-            f"the peer's service is {identity!r}, this side's is {mine.identity!r} (identity): "
-            "check the address"
-        )
-    return identity
-
-
-async def _magic(stream: HandshakeStream, magic: bytes) -> bytes:
-    """Return the peer's magic. Raises `MalformedFrame` for a foreign protocol."""
-    theirs = b""
-    while len(theirs) < len(magic):
-        try:
-            # Byte by byte: a foreign peer may send fewer than 8 and wait.
-            theirs += await stream.exactly(1)
-        except ConnectionBroken as error:
-            if theirs:
-                break
-            raise ConnectionBroken(
-                f"the peer closed the connection before its opening ({error}); does one of both "
-                "speak TLS and the other not?"
-            ) from None
-        if magic != BUSY_MAGIC and not (magic.startswith(theirs) or BUSY_MAGIC.startswith(theirs)):
-            break
-    if theirs not in (magic, BUSY_MAGIC) and magic != BUSY_MAGIC:
-        raise MalformedFrame(f"the peer opened with {theirs!r}, not with {magic!r}")
-    return theirs
-
-
-async def send_token(stream: HandshakeStream, token: bytes) -> None:
-    """Send the dialler's token (empty: none). Raises `AuthenticationFailed` when refused."""
-    if len(token) > BEARER_BYTES_MAX:
-        raise LocalProtocolError(f"a token has at most {BEARER_BYTES_MAX} bytes, not {len(token)}")
-    stream.write(LENGTH.pack(len(token)) + token)
-    length = (await stream.exactly(1))[0]
-    if length:
-        raise AuthenticationFailed(_text(await stream.exactly(length), "refusal"))
-
-
-async def check_token(stream: HandshakeStream, known: Callable[[bytes], bool] | None) -> None:
-    """Check the dialler's token; `known` None: any is accepted. Raises `AuthenticationFailed`,
-    after having told the peer."""
-    (length,) = LENGTH.unpack(await stream.exactly(LENGTH.size))
-    if length > BEARER_BYTES_MAX:
-        raise MalformedFrame(f"a token has at most {BEARER_BYTES_MAX} bytes, not {length}")
-    token = await stream.exactly(length)
-    if known is None or known(token):
-        stream.write(b"\x00")
-        return
-    text = "the token is unknown here" if token else "this service asks for a token (token_file)"
-    stream.write(bytes([len(text)]) + text.encode())
-    raise AuthenticationFailed(text)
-
-
-def _text(data: bytes, what: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise MalformedFrame(f"the peer's {what} is no UTF-8: {data!r}") from None
-
+from actors.runtime.transport.stream import SLICE_BYTES, ByteStream
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -237,7 +112,7 @@ class FramedConnection(Generic[S, R]):
                     break  # send those before it; the next call raises, for its first message
                 raise
             taken += 1
-            if len(data) >= FRAME_SLICE.limit:
+            if len(data) >= SLICE_BYTES:
                 break
         if taken:
             stream.write(data)

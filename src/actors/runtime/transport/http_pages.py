@@ -32,6 +32,10 @@ from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGat
 from actors.runtime.transport.address import NetworkAddress
 from actors.runtime.transport.security import TransportSecurity, for_listener
 
+REQUEST_BYTES_MAX: Final = 8_192
+REQUEST_TIMEOUT_MS: Final = 5_000
+"""Time of one connection, from its beginning to its end."""
+
 log = logging.getLogger("penstock.http")
 
 TEXT: Final = "text/plain; charset=utf-8"
@@ -159,13 +163,10 @@ class HttpPages:
 
     async def _converse(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
         """Answer one request, and close the connection."""
-        settings = self._settings
         writer: asyncio.StreamWriter | None = None
         try:
-            async with asyncio.timeout(settings.http_request_timeout_ms / 1000):
-                reader, writer = await sockets.attach_streams(
-                    sock, self._tls, settings.http_request_bytes_max
-                )
+            async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
+                reader, writer = await sockets.attach_streams(sock, self._tls, REQUEST_BYTES_MAX)
                 accepted.abort = writer.transport.abort
                 await self._answer(reader, writer)
         # A client that hangs up, stalls or speaks no TLS is no error of the service.

@@ -24,7 +24,9 @@ from typing import Any, Final
 from actors.runtime.errors import ConnectionBroken, PenstockError
 from actors.runtime.frames import KEEPALIVE, FrameBuffer
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import FRAME_SLICE
+
+SLICE_BYTES = 1 << 20
+"""Bytes of a frame that are handed to the transport at a time."""
 
 TICKS: Final = 8
 """Checks of the write side's progress within its timeout."""
@@ -199,13 +201,11 @@ class ByteStream(asyncio.BufferedProtocol):
     async def write_frame(self, frame: bytearray) -> None:
         """Write a whole frame, waiting while the peer is slow. Raises `ConnectionBroken`."""
         rest = memoryview(frame)
-        # Only a probe: a large frame is handed to the transport slice by slice.
-        FRAME_SLICE.exceeded_by(len(rest))
         try:
             while True:
                 if self.is_over:
                     raise self.error or ConnectionBroken(f"{self.peer} is gone")
-                part, rest = rest[: FRAME_SLICE.limit], rest[FRAME_SLICE.limit :]
+                part, rest = rest[:SLICE_BYTES], rest[SLICE_BYTES:]
                 self._inside = bool(rest)
                 self.write(part)
                 await self.drain()

@@ -16,7 +16,7 @@ import sqlglot
 from sqlglot import exp
 
 from actors.engine.views.operators import UnsupportedConstruct as UnsupportedConstruct
-from actors.model.plan.relational_text import quote as quote
+from actors.model.plan.schema import quote as quote
 from actors.testing.parsed.parse import DIALECT, Tree
 
 _SCALAR_WORDS: Final = """

@@ -27,8 +27,7 @@ STATEMENTS = (
     "DROP DATABASE template0",
     "DROP DATABASE template1",
     "CREATE ROLE reader LOGIN",
-    "CREATE ROLE writer LOGIN CREATEDB",
-    "GRANT reader TO writer",
+    "CREATE ROLE writer LOGIN",
     "CREATE TABLE customers (id bigint PRIMARY KEY, name text NOT NULL, email varchar(120),"
     " balance numeric(12,2), active boolean, created timestamptz, birthday date)",
     "CREATE TABLE orders (id bigint, line integer, customer bigint, amount numeric(10,2),"
@@ -42,12 +41,12 @@ STATEMENTS = (
     " count(*) AS orders FROM orders GROUP BY customer",
     "CREATE INDEX orders_by_customer ON orders (customer)",
     "CREATE INDEX events_by_kind ON events (kind, at)",
-    "CREATE UNIQUE INDEX totals_by_customer ON totals (customer)",
+    "CREATE INDEX totals_by_customer ON totals (customer)",
     "COMMENT ON TABLE orders IS 'what was ordered'",
     "COMMENT ON COLUMN orders.amount IS 'in euros'",
     "COMMENT ON VIEW big_orders IS 'orders that matter'",
     "COMMENT ON INDEX orders_by_customer IS 'for lookups'",
-    "COMMENT ON DATABASE postgres IS 'default administrative connection database'",
+    "COMMENT ON DATABASE postgres IS NULL",
 )
 
 
@@ -172,7 +171,6 @@ def lab_indexes() -> tuple[CatalogObjectRow, ...]:
             "index",
             on="totals",
             index_columns=("customer",),
-            unique=True,
         ),
     )
 
@@ -185,10 +183,9 @@ def lab_snapshot(version: int = 1) -> PgCatalogSnapshot:
         roles=(
             CatalogRoleRow(USER, superuser=True),
             CatalogRoleRow("reader"),
-            CatalogRoleRow("writer", create_database=True, member_of=("reader",)),
+            CatalogRoleRow("writer"),
         ),
         database=DATABASE,
-        database_comment="default administrative connection database",
     )
 
 

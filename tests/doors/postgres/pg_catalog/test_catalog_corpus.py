@@ -1,4 +1,5 @@
-"""What real clients ask, answered as a real PostgreSQL 15 answers it over the same objects."""
+"""What real clients ask, and the rules of the dialect, answered as a real PostgreSQL 15 answers it
+over the same objects."""
 
 from __future__ import annotations
 

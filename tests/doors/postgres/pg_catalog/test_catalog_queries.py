@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from catalog_lab import lab_session, lab_snapshot  # type: ignore[import-not-found]
 
-from actors.doors.postgres.pg_catalog import catalog_database
+from actors.doors.postgres.pg_catalog import catalog_database, catalog_snapshot
 from actors.doors.postgres.pg_catalog.catalog_errors import CatalogQueryError
 from actors.doors.postgres.pg_catalog.catalog_queries import CatalogQueries
 from actors.doors.postgres.pg_catalog.catalog_snapshot import (
@@ -16,19 +16,10 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     OidAssignment,
     PgCatalogSnapshot,
     object_oid,
-    relation_objects,
 )
-from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
-    INT4,
-    NAME,
-    OID,
-    REGCLASS,
-    TEXT,
-    ObjectReference,
-    format_catalog_value,
-    postgres_type,
-)
+from actors.doors.postgres.pg_catalog.pg_types import ObjectReference, format_catalog_value
+from actors.model.pgwire.type_map import pg_type_of_spark
+from actors.model.pgwire.type_oids import BOOL, INT4, NAME, OID, REGCLASS, TEXT
 
 
 def rows_of(queries: CatalogQueries, text: str, *parameters: object) -> list[tuple[object, ...]]:
@@ -51,8 +42,6 @@ def one(queries: CatalogQueries, text: str, *parameters: object) -> object:
         "SELECT 'orders'::regclass::oid",
         "WITH a AS (SELECT oid FROM pg_type) SELECT * FROM a",
         "SELECT (SELECT count(*) FROM pg_type)",
-        "SHOW server_version",
-        "show transaction isolation level;",
         "SELECT pg_no_such_function()",
         "SELECT * FROM pg_no_such_table JOIN pg_type ON true",
         "SELECT * FROM pg_catalog.pg_no_such_table",
@@ -66,6 +55,7 @@ def test_what_is_a_catalog_query(queries: CatalogQueries, text: str) -> None:
     "text",
     [
         "SELECT 1",
+        "SHOW server_version",
         "SELECT lower('A')",
         "SELECT * FROM orders",
         "SELECT * FROM orders JOIN pg_class ON true",
@@ -105,10 +95,18 @@ def test_an_object_of_ours_may_be_named_like_one_of_postgresql() -> None:
         ("SELECT 1::nothing FROM pg_class", "42704", 'type "nothing" does not exist'),
         ("SELECT 'x'::int FROM pg_class", "22P02", "invalid input syntax"),
         ("SELECT public.f(1) FROM pg_class", "42883", "public.f"),
+        ("SELECT lower(1) FROM pg_class", "42883", "function lower(integer) does not exist"),
         ("SELECT oid FROM pg_class WHERE relname ~ '('", "2201B", "regular expression"),
         ("SELECT current_setting('no.such')", "42704", "no.such"),
-        ("SHOW no_such", "42704", "no_such"),
         ("SELECT pg_read_file('/etc/passwd')", "0A000", "pg_read_file"),
+        ("SELECT rank() OVER w FROM pg_am WINDOW w AS (ORDER BY oid)", "0A000", "windows"),
+        (
+            "SELECT sum(1) OVER (ROWS UNBOUNDED PRECEDING EXCLUDE TIES) FROM pg_am",
+            "0A000",
+            "exclude of windowspec",
+        ),
+        ("SELECT oid FROM pg_am TABLESAMPLE SYSTEM (1)", "0A000", "sample of table"),
+        ("SELECT oid FROM pg_am ORDER BY 1 FETCH FIRST ROW WITH TIES", "0A000", "with_ties"),
     ],
 )
 def test_errors_say_what_and_have_a_state(
@@ -135,6 +133,15 @@ def test_columns_have_postgresqls_types(queries: CatalogQueries) -> None:
         1034,
     ]
     assert description.parameters == (OID, NAME, BOOL, 1002)
+
+
+def test_a_functions_parameters_have_the_types_that_it_takes(queries: CatalogQueries) -> None:
+    # Without blanks, as drivers may write them.
+    text = "SELECT pg_get_indexdef($1,$2,$3), format_type($4,14), substring($5 from 2)"
+    assert queries.is_catalog_query(text)
+    assert queries.describe_catalog_query(text).parameters == (OID, INT4, BOOL, OID, TEXT)
+    assert one(queries, "SELECT format_type($1,$2)", "1043", "14") == "character varying(10)"
+    assert one(queries, "SELECT $$a$$ || pg_backend_pid()") == "a4242"
 
 
 def test_a_parameters_type_is_the_clients_if_it_says_one(queries: CatalogQueries) -> None:
@@ -174,47 +181,35 @@ def test_a_new_version_is_shown_and_the_same_costs_nothing() -> None:
     assert rows_of(queries, text) == [("second",)]
 
 
-def test_system_relations_have_a_schema_of_their_own() -> None:
+def test_columns_and_keys_have_the_properties_of_their_types() -> None:
+    columns = (CatalogColumnRow("a", "boolean"), CatalogColumnRow("b", "array<bigint>"))
+    table = CatalogObjectRow("u1", "t", "table", columns, key=("a", "b"))
     queries = CatalogQueries()
-    queries.apply_snapshot(PgCatalogSnapshot(1, relation_objects()))
-    found = rows_of(
-        queries,
-        "SELECT table_schema, column_name FROM information_schema.columns"
-        " WHERE table_name = 'relations' ORDER BY ordinal_position",
-    )
-    assert found[0] == ("penstock", "name")
-    assert one(queries, "SELECT pg_table_is_visible('penstock.steps'::regclass)") is False
-
-
-def test_sources_and_sinks_are_foreign_servers() -> None:
-    queries = CatalogQueries()
-    queries.apply_snapshot(
-        PgCatalogSnapshot(
-            1,
-            (
-                CatalogObjectRow("u1", "shop", "source"),
-                CatalogObjectRow("u2", "lake", "sink"),
-                CatalogObjectRow("u3", "stream", "source", (CatalogColumnRow("a", "int"),)),
-            ),
-        )
-    )
-    text = "SELECT srvname, fdwname FROM pg_foreign_server s JOIN pg_foreign_data_wrapper w"
-    assert rows_of(queries, f"{text} ON w.oid = srvfdw ORDER BY 1") == [
-        ("lake", "penstock_sink"),
-        ("shop", "penstock_source"),
-        ("stream", "penstock_source"),
+    queries.apply_snapshot(PgCatalogSnapshot(1, (table,)))
+    text = """
+        SELECT attname, attlen, attbyval, attalign, opcname
+        FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum > 0
+        JOIN pg_opclass o ON o.oid = indclass[attnum - 1]
+        WHERE indrelid = 't'::regclass ORDER BY attnum"""
+    assert rows_of(queries, text) == [
+        ("a", 1, True, "c", "bool_ops"),
+        ("b", -1, False, "d", "array_ops"),
     ]
-    assert rows_of(queries, "SELECT relname FROM pg_class WHERE relkind = 'f'") == [("stream",)]
 
 
-def test_oids_are_stable_and_each_objects_own() -> None:
-    one_object = CatalogObjectRow("u1", "a", "table")
+def test_oids_are_stable_and_each_objects_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_object, other = CatalogObjectRow("u1", "a", "table"), CatalogObjectRow("u2", "b", "table")
     assert OidAssignment([one_object]).oid_of("u1") == object_oid("u1")
-    taken = CatalogObjectRow("u2", "b", "table", oid=object_oid("u1"))
-    both = OidAssignment([one_object, taken])
-    assert both.oid_of("u2") == object_oid("u1")
-    assert both.oid_of("u1") == object_oid("u1") + 1
     assert 16_384 <= object_oid("u9") < 2**31
+    # Two hashes are equal: who comes first does not depend on the order of objects.
+    monkeypatch.setattr(catalog_snapshot, "object_oid", lambda identity, role: 20_000)
+    for objects in ([one_object, other], [other, one_object]):
+        both = OidAssignment(objects)
+        assert (both.oid_of("u1"), both.oid_of("u2"), both.oid_of("u1", "type")) == (
+            20_000,
+            20_001,
+            20_002,
+        )
 
 
 def test_settings(queries: CatalogQueries) -> None:
@@ -222,15 +217,13 @@ def test_settings(queries: CatalogQueries) -> None:
     text = "SELECT current_setting('application_name'), current_schemas(true)"
     answer = queries.answer_catalog_query(text, (), session)
     assert answer.rows == [("test", ["pg_catalog", "public"])]
-    shown = queries.answer_catalog_query("SHOW application_name", (), session)
-    assert (shown.columns[0].name, shown.rows) == ("application_name", [("test",)])
     changed = queries.answer_catalog_query("SELECT set_config('jit', 'off', false)", (), session)
     assert (changed.rows, changed.settings) == ([("off",)], (("jit", "off", False),))
     listed = queries.answer_catalog_query(
         "SELECT setting FROM pg_settings WHERE name = 'application_name'", (), session
     )
     assert listed.rows == [("test",)]
-    assert len(queries.answer_catalog_query("SHOW ALL", (), session).rows) > 300
+    assert rows_of(queries, "SELECT count(*) > 300 FROM pg_settings") == [(True,)]
 
 
 def test_a_lateral_subquery_sees_what_is_before_it(queries: CatalogQueries) -> None:
@@ -254,11 +247,11 @@ def test_sets_of_a_select_list_go_side_by_side(queries: CatalogQueries) -> None:
 
 
 def test_spark_types_as_postgresqls() -> None:
-    assert postgres_type("array<struct<a:int>>").oid == 114
-    assert postgres_type("array<binary>").oid == 1001
-    assert postgres_type("array<array<int>>").oid == 114
-    assert postgres_type("varchar(7)") == postgres_type(" VARCHAR(7) ")
-    assert postgres_type("tinyint").oid == 21
+    assert pg_type_of_spark("array<struct<a:int>>").oid == 114
+    assert pg_type_of_spark("array<binary>").oid == 1001
+    assert pg_type_of_spark("array<array<int>>").oid == 114
+    assert pg_type_of_spark("varchar(7)") == pg_type_of_spark(" VARCHAR(7) ")
+    assert pg_type_of_spark("tinyint").oid == 21
 
 
 def test_values_as_text() -> None:
@@ -300,11 +293,17 @@ def test_a_query_without_end_is_stopped(
         ("row_number() OVER (PARTITION BY amtype ORDER BY amname DESC)", 1),
         ("sum(1) OVER (ORDER BY oid ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)", 1),
         ("array_agg(amname) FILTER (WHERE amname = 'heap') OVER ()", ["heap"]),
+        ("sum(1.5::float8) OVER ()", 1.5),
+        ("percent_rank() OVER (ORDER BY oid)", 0.0),
+        ("lag(amname, 1) OVER (ORDER BY oid)", None),
         ("CASE amname WHEN 'heap' THEN 'a' ELSE 'b' END", "a"),
         ("string_agg(amname, '-') OVER ()", "heap"),
         ("json_agg(amname = 'heap') OVER ()", "[true]"),
         ("amname LIKE ANY (ARRAY['h%', 'x'])", True),
         ("amname <> ALL ('{heap}')", False),
+        ("amname NOT LIKE ALL (ARRAY['x%', 'h%'])", False),
+        ("oid >= ANY (SELECT oid FROM pg_am)", True),
+        ("amname OPERATOR(pg_catalog.!~~) 'h%'", False),
         ("amname ~* '^H' AND amname !~ '^H'", True),
         ("amname OPERATOR(pg_catalog.~) '^(heap)$' COLLATE pg_catalog.default", True),
         ("(ARRAY[1,2,3])[2:3]", [2, 3]),
@@ -321,11 +320,15 @@ def test_a_query_without_end_is_stopped(
         ("amname IS DISTINCT FROM 'heap'", False),
         ("coalesce(nullif(amname, 'heap'), 'none')", "none"),
         ("substring(amname from 2 for 2) || position('a' in amname)", "ea3"),
-        ("trim(both 'h' from amname)", "eap"),
+        ("pg_catalog.position(amname, 'a')", 3),
+        ("trim(both 'h' from amname) || trim(trailing 'p' from amname)", "eaphea"),
+        ("(SELECT max(a * 10 + n) FROM unnest(ARRAY[7, 8]) WITH ORDINALITY u(a, n))", 82),
         ("greatest(oid::int, 7, NULL)", 7),
         ("amhandler::regproc::text", "heap_tableam_handler"),
         ("'int4'::regtype::oid = 23 AND format_type(1043, 14) = 'character varying(10)'", True),
         ("extract(year from now())", 2000),
+        ("concat(amname, NULL, 1) || ceil(1.5)", "heap12"),
+        ("'{pg_am,1247}'::regclass[]::text[]", ["pg_am", "pg_type"]),
         ("pg_typeof(amname)", "name"),
         ("E'a\\nb'", "a\nb"),
         ("'it''s' || U&'\\0021'", "it's!"),
@@ -342,6 +345,23 @@ def test_distinct_on_takes_the_first_of_each(queries: CatalogQueries) -> None:
         "SELECT DISTINCT ON (amtype) amtype, amname FROM pg_am ORDER BY amtype, amname DESC LIMIT 5"
     )
     assert rows_of(queries, text) == [("i", "spgist"), ("t", "heap")]
+    # By the result's names and places, too.
+    text = "SELECT DISTINCT ON (t) amtype AS t, amname FROM pg_am ORDER BY 1 DESC, amname OFFSET 1"
+    assert rows_of(queries, text) == [("i", "brin")]
+
+
+def test_rows_are_ordered_by_places_names_and_values(queries: CatalogQueries) -> None:
+    union = "SELECT 1, 1 UNION SELECT 2, oid::int4 FROM pg_am"
+    assert rows_of(queries, f"{union} ORDER BY 2 DESC LIMIT ALL OFFSET 6") == [(2, 2), (1, 1)]
+    grouped = "SELECT amtype AS k, count(*) FROM pg_am GROUP BY k HAVING count(*) > 1"
+    assert rows_of(queries, f"{grouped} ORDER BY upper(amtype), k FETCH FIRST ROW ONLY") == [
+        ("i", 6)
+    ]
+    values = "VALUES (1, pg_backend_pid()), (2, 3) ORDER BY column1 DESC LIMIT 1"
+    assert rows_of(queries, values) == [(2, 3)]
+    with pytest.raises(CatalogQueryError, match="position 3 is not in select list") as raised:
+        rows_of(queries, f"{union} ORDER BY 3")
+    assert raised.value.sqlstate == "42P10"
 
 
 def test_joins_by_using_merge_their_columns(queries: CatalogQueries) -> None:

@@ -15,15 +15,13 @@ import pytest
 from pg_house import dsn_of, pg_table  # type: ignore[import-not-found]
 
 from actors.doors.postgres.pg_server import connection, preparing
-from actors.doors.sql_session import session, writing
+from actors.doors.sql_session import writing
 from actors.engine.sql.tokens import lex_sql
 from actors.runtime.kernel.loop_delays import watch_loop
-from actors.runtime.threshold_probes import STATEMENT_ON_LOOP
 from tests.kit.loop_turns import bounded_turns
 
 PLACES: list[tuple[Any, str]] = [
-    (connection, "split_statements"),
-    (session, "parse_statement"),
+    (connection, "parse_statements"),
     (preparing, "relations_of"),
     (preparing, "infer_parameters"),
     (connection, "parse_parameters"),
@@ -36,7 +34,7 @@ async def test_long_statements_leave_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each stage, and for short statements none."""
-    monkeypatch.setattr(STATEMENT_ON_LOOP, "limit", STATEMENT_ON_LOOP.default)
+    monkeypatch.setattr("actors.doors.sql_session.long_texts.LOOP_CHARACTERS_MAX", 8_192)
     seen: dict[str, set[int]] = {}
 
     def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +88,7 @@ LONG = {
 async def test_no_turn_of_the_loop_is_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(STATEMENT_ON_LOOP, "limit", STATEMENT_ON_LOOP.default)
+    monkeypatch.setattr("actors.doors.sql_session.long_texts.LOOP_CHARACTERS_MAX", 8_192)
     async with pg_table(tmp_path, "CREATE TABLE t (x INT)") as (service, db):
         with bounded_turns():
             # The client has another loop: its own turns are not the service's.

@@ -9,9 +9,10 @@ import pytest
 
 from actors.doors.postgres.pg_server.parameter_scope import named_relations
 from actors.doors.postgres.pg_server.statements import infer_parameters
-from actors.engine.sql.grammar import parse_statement
+from actors.engine.sql.grammar import parse_span
+from actors.engine.sql.statements import composed
 from actors.engine.sql.tokens import SqlDialect
-from actors.model.pgwire.type_map import ARRAY_OF, BOOL, DATE, INT4, INT8, NUMERIC, TEXT, TIMESTAMP
+from actors.model.pgwire.type_oids import ARRAY_OF, BOOL, DATE, INT4, INT8, NUMERIC, TEXT, TIMESTAMP
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.testing.postgres_server import postgres_server
 from suite_lanes import examples  # type: ignore[import-not-found]
@@ -57,8 +58,8 @@ SHAPES = [
 
 
 def types_of(text: str) -> tuple[int, ...]:
-    statement = parse_statement(text, SqlDialect.POSTGRES)
-    return infer_parameters(text, statement, (), TABLES)
+    span = composed(SqlDialect.POSTGRES, text)
+    return infer_parameters(span, parse_span(span), (), TABLES)
 
 
 @pytest.mark.parametrize(

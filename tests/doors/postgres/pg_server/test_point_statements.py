@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pg_house import connected, pg_service  # type: ignore[import-not-found]
 
-from actors.control.controller.reads.point_reads import PointReads
+from actors.control.controller.reads.rows_at_hand import RowsAtHand
 from actors.doors.postgres.pg_server.point_statements import find_point
 from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.tokens import SqlDialect
-from actors.model.pgwire.type_map import BOOL, FLOAT8, INT4, INT8, TEXT
+from actors.model.pgwire.type_oids import BOOL, FLOAT8, INT4, INT8, TEXT
 from actors.model.plan.schema import TableColumn, TableSchema
 
 COLUMNS = {"id": "bigint", "kind": "int", "name": "string", "price": "double"}
@@ -62,14 +62,14 @@ async def test_rows_of_a_key_are_read_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[bool] = []
-    original = PointReads.find
+    original = RowsAtHand.find
 
-    def watched(self: PointReads, *given: Any) -> Any:
+    def watched(self: RowsAtHand, *given: Any) -> Any:
         rows = original(self, *given)
         answers.append(rows is not None)
         return rows
 
-    monkeypatch.setattr(PointReads, "find", watched)
+    monkeypatch.setattr(RowsAtHand, "find", watched)
     async with pg_service(tmp_path) as service, await connected(service) as db:
         await db.execute("CREATE TABLE goods (id BIGINT, kind INT, name STRING, PRIMARY KEY (id))")
         await db.execute("CREATE INDEX ON goods (kind)")

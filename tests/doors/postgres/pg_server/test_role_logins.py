@@ -15,6 +15,7 @@ from pg_house import as_role, connected, dsn_of, pg_service  # type: ignore[impo
 from actors.doors.client.client import Client
 from actors.doors.postgres.pg_server.server import listener_security
 from actors.model.pgwire.scram import make_verifier
+from actors.model.protocol.role_messages import CreateRole
 from actors.runtime.errors import BadSettings
 from actors.runtime.settings import Settings
 from actors.service import Service
@@ -105,7 +106,7 @@ async def test_roles_may_be_required_before_there_are_any(tmp_path: Path) -> Non
         # The administrators' own door stays as it is.
         async with await Client.connect(service.address) as client:
             verifier = make_verifier("pencil", bytes(16)).text()
-            await client.create_role("boss", login=True, verifier=verifier)
+            await client.submit(CreateRole(0, "boss", login=True, verifier=verifier))
         async with await as_role(service, "boss", "pencil") as db:
             await db.execute("CREATE TABLE t (a int)")
             found = await (await db.execute("SELECT current_user")).fetchone()

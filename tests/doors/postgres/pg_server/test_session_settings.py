@@ -214,9 +214,23 @@ REFUSED = {
 }
 
 
+ASKED = {
+    "SHOW server_version_num": "150000",
+    "SHOW search_path": '"$user", public',
+    "SHOW TRANSACTION ISOLATION LEVEL": "repeatable read",
+    "show transaction isolation level": "repeatable read",
+    "show max_identifier_length": "255",
+    "show standard_conforming_strings": "on",
+}
+"""What drivers ask when they connect: ADBC, DBeaver, pgjdbc, psqlODBC and SQLAlchemy."""
+
+
 async def test_what_cannot_be_obeyed_is_refused_by_name(tmp_path: Path) -> None:
     async with pg_service(tmp_path) as service, await connect(dsn_of(service)) as db:
         before = await rows(db, "SHOW ALL")
+        assert {text: await rows(db, text) for text in ASKED} == {
+            text: [(value,)] for text, value in ASKED.items()
+        }
         for text, code in REFUSED.items():
             assert await outcome(db, text) == code, text
         with pytest.raises(psycopg.Error, match="did you mean 'statement_timeout'"):

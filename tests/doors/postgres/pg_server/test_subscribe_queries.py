@@ -13,6 +13,7 @@ import pytest
 from pg_house import connected, pg_service  # type: ignore[import-not-found]
 
 from actors import Client
+from actors.model.protocol.api import CreateView
 from actors.model.protocol.relations import is_subscribed_view
 from actors.service import Service
 
@@ -236,7 +237,7 @@ async def test_an_object_that_is_dropped_ends_what_reads_it(tmp_path: Path) -> N
 async def test_a_client_of_the_service_that_is_gone_leaves_no_view(tmp_path: Path) -> None:
     async with with_orders(tmp_path) as (service, _):
         client = await Client.in_process(service)
-        await client.create_subscribed_view("__subscribe_ab", COUNTS)
+        await client.submit(CreateView(0, "__subscribe_ab", COUNTS, for_subscribe=True))
         assert await views_of_subscribes(service) == ["__subscribe_ab"]
         await client.aclose()
         await until_none_is_left(service)

@@ -54,3 +54,7 @@ async def test_a_header_that_must_match_is_checked(tmp_path: Path) -> None:
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="HEADER MATCH"):
             async with db.cursor().copy("COPY named TO STDOUT (FORMAT csv, HEADER MATCH)") as copy:
                 await copy.read()
+        for options in ("DELIMITER 'a'", "DELIMITER '\\'", "FORMAT csv, QUOTE 'x', NULL 'xy'"):
+            with pytest.raises(psycopg.errors.InvalidParameterValue, match="COPY"):
+                async with db.cursor().copy(f"COPY named FROM STDIN ({options})") as copy:
+                    await copy.write(b"1\tx\n")

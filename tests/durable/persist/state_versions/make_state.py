@@ -33,6 +33,7 @@ from sample_rows import KINDS, kinds_row  # noqa: E402
 
 from actors.doors.client.client import Client  # noqa: E402
 from actors.model.plan.schema import TableColumn  # noqa: E402
+from actors.model.protocol.api import AlterObject  # noqa: E402
 from actors.model.protocol.role_messages import ChangeRights, CreateRole, ListRoles, RolesReport  # noqa: E402
 from actors.runtime.settings import Settings  # noqa: E402
 from actors.service import Service  # noqa: E402
@@ -81,7 +82,7 @@ async def make_objects(client: Client) -> None:
     await client.insert("many", [{"id": n, "text": f"text {n * 7919}"} for n in range(5_000)])
     await client.update("orders", [{"id": 3, "customer": "another", "amount": Decimal(1)}])
     await client.delete("orders", [{"id": 4, "customer": "customer 4", "amount": Decimal(1)}])
-    await client.alter("orders", add_columns=[TableColumn("note", "string")])
+    await client.submit(AlterObject(0, "orders", add_columns=(TableColumn("note", "string"),)))
     await client.insert(
         "orders", [{"id": 9_999, "customer": "last", "amount": Decimal(7), "note": "added"}]
     )

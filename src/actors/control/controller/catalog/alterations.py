@@ -122,7 +122,7 @@ def _with_defaults(entry: CatalogObject, request: AlterObject) -> CatalogObject:
     return replace(entry, column_defaults={name: each for name, each in found.items() if each.text})
 
 
-# -- Plain views -----------------------------------------------------------------------------------
+# -- plain views -----------------------------------------------------------------------------------
 
 
 async def create_plain_view(
@@ -203,7 +203,7 @@ def _check_columns(view: str, schema: TableSchema) -> None:
             ) from None
 
 
-# -- What replacing has to check -------------------------------------------------------------------
+# -- checks of a replacement -----------------------------------------------------------------------
 
 
 def find_replaced(catalog: CatalogSnapshot, name: str, kind: str) -> CatalogObject | None:

@@ -10,34 +10,10 @@ from typing import Any
 
 import msgspec
 
-from actors.model.protocol.api import (
-    AlterObject,
-    AlterSource,
-    CreateIndex,
-    CreateSink,
-    CreateSource,
-    CreateTable,
-    CreateView,
-    DropObject,
-    DropSink,
-    DropSource,
-)
+from actors.model.protocol.api import CatalogStatement, CreateView
 from actors.runtime.errors import PenstockError
 from actors.runtime.kernel import ActorAddress
 from actors.runtime.progress import ObjectId
-
-Statement = (
-    CreateTable
-    | CreateView
-    | CreateIndex
-    | DropObject
-    | AlterObject
-    | CreateSource
-    | AlterSource
-    | DropSource
-    | CreateSink
-    | DropSink
-)
 
 
 class SwapView(msgspec.Struct, frozen=True, gc=False):
@@ -73,7 +49,7 @@ class QueuedStatement(msgspec.Struct, frozen=True, gc=False):
     """A statement, its session, and its trace context."""
 
     session: ActorAddress[Any]
-    statement: Statement | OwnStatement
+    statement: CatalogStatement | OwnStatement
     traceparent: str | None = None
     role: str | None = None
 

@@ -3,9 +3,12 @@ it."""
 
 from __future__ import annotations
 
+import secrets
+from typing import Final
+
 import msgspec
 
-from actors.control.access.role_registry import RoleRegistry
+from actors.control.access.role_registry import ROLES_KEY, RoleRegistry
 from actors.control.controller.catalog.catalog import (
     CATALOG_KEY,
     INDEX,
@@ -20,7 +23,6 @@ from actors.control.controller.catalog.quarantine import decode_catalog
 from actors.control.controller.connectors.cleanup_record import CleanupRecord
 from actors.control.controller.connectors.cleanup_record import load as load_leftovers
 from actors.control.controller.holds import RETAIN, dataflow_holder, sink_holder
-from actors.control.controller.roles.role_record import load_roles
 from actors.durable.persist import PersistClient, ShardState
 from actors.durable.persist.handed import CONSUMER
 from actors.model.plan.delta import DeltaPlan
@@ -33,6 +35,8 @@ from actors.model.protocol.compute import (
 )
 from actors.runtime.errors import StateDirectoryError, UnknownObject
 from actors.runtime.progress import EMPTY, Frontier, ObjectId, ShardId, Time
+
+SECRET_BYTES: Final = 32
 
 
 class BootState(msgspec.Struct, frozen=True):
@@ -48,6 +52,17 @@ class BootState(msgspec.Struct, frozen=True):
     roles: RoleRegistry = RoleRegistry()
     roles_seqno: int | None = None
     """Sequence number of the roles' key; None if it was never written."""
+
+
+async def load_roles(persist: PersistClient) -> tuple[RoleRegistry, int | None]:
+    """Return the durable roles and their sequence number (None: there never were any). Raises
+    `StateDirectoryError`, `StorageError`."""
+    head = await persist.head(ROLES_KEY)
+    if head is None:
+        # Kept with the first role that is stored; until then no role exists, and all that it makes
+        # are verifiers of none.
+        return RoleRegistry(secret=secrets.token_bytes(SECRET_BYTES)), None
+    return RoleRegistry.decode(head.data), head.seqno
 
 
 async def load(persist: PersistClient) -> BootState:

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from actors.engine.views.plain_views import find_relations, inline_views
+from actors.engine.views.plain_views import define_views, find_relations
 from actors.model.plan.column_defaults import ColumnDefault
 from actors.model.plan.delta import DeltaPlan
 from actors.model.plan.schema import TableSchema
@@ -375,16 +375,19 @@ class CatalogSnapshot:
 
     def inlined(self, sql: str) -> tuple[str, tuple[ObjectId, ...]]:
         """Return a query with the plain views that it names inlined, and their ids."""
-        views = {
-            fold(each.name): each
-            for each in self.of_kind(PLAIN_VIEW)
-            if each.id not in self.quarantined
-        }
-        if not views:
-            return sql, ()
-        named = dict.fromkeys(map(fold, find_relations(sql)))
-        ids = tuple(views[name].id for name in named if name in views)
-        return inline_views(sql, {name: each.sql for name, each in views.items()}), ids
+        found = self.plain_views_in(sql)
+        text = define_views(sql, {fold(each.name): each.sql for each in found})
+        return text, tuple(each.id for each in found)
+
+    def plain_views_in(self, sql: str) -> list[CatalogObject]:
+        """Return the plain views that a query names."""
+        views = self._plain_views()
+        named = dict.fromkeys(map(fold, find_relations(sql))) if views else ()
+        return [views[name] for name in named if name in views]
+
+    def _plain_views(self) -> dict[str, CatalogObject]:
+        found = self.of_kind(PLAIN_VIEW)
+        return {fold(each.name): each for each in found if each.id not in self.quarantined}
 
     def encode(self) -> bytes:
         """Return the durable document."""

@@ -15,11 +15,12 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
 
+from actors.control.controller.catalog.analysis_requests import analyzer, plan_checker
 from actors.control.controller.catalog.boot import last_sealed_time
 from actors.control.controller.catalog.catalog import (
     CATALOG_KEY,
@@ -38,29 +39,21 @@ from actors.control.controller.holds import RETAIN, dataflow_holder
 from actors.control.controller.tables.rows import check_key_columns
 from actors.durable.arrangement.hashing import check_key_type
 from actors.durable.persist import CompareAndSet, NewShard, PersistClient
-from actors.engine.views.compile import CheckPlan, compile_view
+from actors.engine.views.compile import compile_view
 from actors.engine.views.eager_choice import EagerChoice
 from actors.engine.views.fingerprint import rules_digest, with_policy
-from actors.engine.views.query_analysis import AnalyzeQuery, Conf, Tables
+from actors.engine.views.query_analysis import AnalyzeQuery
 from actors.model.plan.column_defaults import DEFAULT_BYTES_MAX, ColumnDefault
 from actors.model.plan.delta import DeltaPlan
-from actors.model.plan.jobs import (
-    AnalyzeStatement,
-    ExecutorMessage,
-    ForgetPlan,
-    PreparePlan,
-    QueryAnalyzed,
-    SubmitJob,
-)
+from actors.model.plan.jobs import ExecutorMessage
 from actors.model.plan.plan_splitting import PlanLimits
 from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.model.plan.updates import from_ipc
 from actors.model.protocol.api import TIME_ZONE, CreateIndex, CreateTable, CreateView
 from actors.model.protocol.relations import SUBSCRIBED_PREFIX, check_name, fold, is_subscribed_view
-from actors.replica.dataflow.hydrate import note_key
+from actors.replica.dataflow.hydration_journal import note_key
 from actors.runtime.errors import (
     InvalidUsage,
-    JobTooLarge,
     PenstockError,
     ReadBelowSince,
     ResourceBusy,
@@ -71,53 +64,11 @@ from actors.runtime.errors import (
 from actors.runtime.kernel import ActorAddress
 from actors.runtime.progress import ObjectId, ShardId, Time
 from actors.runtime.settings import Settings
-from actors.runtime.spans import span
-from actors.runtime.telemetry import SPARK_JOB
 
-# -- Sends queries to the engine for analysis ------------------------------------------------------
+log = logging.getLogger("penstock.controller")
 
-
-def analyzer(
-    executor: ActorAddress[ExecutorMessage], name: str, *, restricted: bool = False
-) -> AnalyzeQuery:
-    """Return a function that asks an executor; its jobs are called `name` with a number.
-    `restricted`: see `AnalyzeStatement`."""
-    asked = 0
-
-    async def analyze(
-        tables: Tables, sql: str, conf: Conf, *, translate: bool = False
-    ) -> QueryAnalyzed:
-        nonlocal asked
-        asked += 1
-        job = AnalyzeStatement(f"{name}-{asked}", tables, sql, conf, translate, restricted)
-        with span(SPARK_JOB, job.job_id, ""):
-            answer: Any = await executor.ask(lambda reply: SubmitJob(job, reply))
-        if not isinstance(answer, QueryAnalyzed):
-            raise PenstockError(f"the engine answered Analyze with {type(answer).__name__}")
-        return answer
-
-    return analyze
-
-
-def plan_checker(executor: ActorAddress[ExecutorMessage], name: str) -> CheckPlan:
-    """Return a function that has an executor prepare a plan under a name of its own, and forget
-    it."""
-    asked = 0
-
-    async def check(plan: DeltaPlan) -> None:
-        nonlocal asked
-        asked += 1
-        job_id = f"{name}-{asked}"
-        try:
-            with span(SPARK_JOB, job_id, ""), suppress(JobTooLarge):  # its steps are cut in pieces
-                await executor.ask(
-                    lambda reply: SubmitJob(PreparePlan(job_id, job_id, plan), reply)
-                )
-        finally:
-            forget = ForgetPlan(f"{job_id}-forget", job_id)
-            await executor.ask(lambda reply: SubmitJob(forget, reply))
-
-    return check
+AS_OF_ATTEMPTS_MAX: Final = 5
+COLUMNS_MAX: Final = 1024
 
 
 def check_subscribed_view(request: CreateView) -> None:
@@ -139,12 +90,6 @@ def check_subscribed_view(request: CreateView) -> None:
             f"{SUBSCRIBED_PREFIX}, a query, a time zone, a refresh policy and a time, and nothing "
             "else"
         )
-
-
-log = logging.getLogger("penstock.controller")
-
-AS_OF_ATTEMPTS_MAX: Final = 5
-COLUMNS_MAX: Final = 1024
 
 
 class CatalogChanged(msgspec.Struct, frozen=True):

@@ -166,7 +166,7 @@ async def _drop_quietly(persist: PersistClient, shards: set[ShardId]) -> None:
             log.info("shard %s stays until the next start: %s", shard, error)
 
 
-# -- Replace ---------------------------------------------------------------------------------------
+# -- the replacement -------------------------------------------------------------------------------
 
 
 def is_extension(old: TableSchema, new: TableSchema) -> bool:

@@ -23,7 +23,6 @@ from actors.control.controller.catalog.backlog import (
     OwnStatement,
     QueuedStatement,
     RestartView,
-    Statement,
     StatementBacklog,
     SwapView,
 )
@@ -52,6 +51,7 @@ from actors.engine.views.explain import explain
 from actors.model.protocol.api import (
     AlterObject,
     AlterSource,
+    CatalogStatement,
     CreateIndex,
     CreateSink,
     CreateSource,
@@ -113,7 +113,7 @@ class StatementQueue:
         return id_ in self._closing
 
     def submit(
-        self, session: ActorAddress[Any], statement: Statement, role: str | None = None
+        self, session: ActorAddress[Any], statement: CatalogStatement, role: str | None = None
     ) -> None:
         """Queue a statement of a session with this role."""
         self._subscribed.submitted(session, statement)
@@ -191,7 +191,7 @@ class StatementQueue:
             await retry.pause()
 
     def _change(
-        self, statement: Statement | OwnStatement, role: str | None
+        self, statement: CatalogStatement | OwnStatement, role: str | None
     ) -> Coroutine[Any, Any, CatalogChanged]:
         state = self._state
         store, catalog, seqno = state.store, state.catalog, state.seqno
@@ -377,7 +377,7 @@ class StatementQueue:
 
     def _settled(
         self,
-        statement: Statement | OwnStatement,
+        statement: CatalogStatement | OwnStatement,
         found: tuple[CatalogSnapshot, int | None],
         error: PenstockError,
     ) -> CatalogChanged | PenstockError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -55,6 +56,7 @@ from actors.model.protocol.compute import (
     ShardImport,
 )
 from actors.model.protocol.message_parts import ObjectStatistics
+from actors.model.protocol.relations import relation_of
 from actors.model.protocol.storage import (
     Command,
     DroppedId,
@@ -95,6 +97,9 @@ def describe_sink(catalog: CatalogSnapshot, entry: CatalogObject) -> SinkDescrip
     assert on.shard is not None, on.name
     imported = ShardImport(on.shard, on.schema, on.kind == "table")
     return SinkDescription(entry.id, entry.name, imported, entry.configuration, entry.as_of)
+
+
+_SOURCES: Final = relation_of("penstock.sources")
 
 
 class ConnectorObjects:
@@ -330,29 +335,20 @@ class ConnectorObjects:
         for id_, shown in (*listed, *left):
             health, statistics = shown.health, shown.statistics or ObjectStatistics(id_)
             failed = shown.failed or ObjectHealth("")
-            yield (
-                id_,
-                shown.name,
-                "out" if shown.on else "in",
-                shown.kind,
-                *_health_columns(health),
-                health.since_ms or None,
-                frontier_or_null(shown.upper),
-                statistics.messages,
-                statistics.bytes,
-                statistics.rows_inserted,
-                statistics.rows_deleted,
-                statistics.rows_staged,
-                statistics.snapshot_rows_known,
-                statistics.snapshot_rows_staged,
-                statistics.position_known,
-                statistics.position_committed,
-                statistics.lag_ms,
-                statistics.lag_bytes,
-                statistics.restarts,
-                failed.error or None,
-                failed.since_ms or None,
-                health.retries,
+            yield _SOURCES.row(
+                statistics,
+                id=id_,
+                name=shown.name,
+                direction="out" if shown.on else "in",
+                kind=shown.kind,
+                status=health.status,
+                error=health.error or None,
+                hint=health.hint or None,
+                since_ms=health.since_ms or None,
+                upper=frontier_or_null(shown.upper),
+                failed=failed.error or None,
+                failed_ms=failed.since_ms or None,
+                retries=health.retries,
             )
 
     def operator_rows(self) -> Iterator[Row]:
@@ -376,12 +372,15 @@ class ConnectorObjects:
         """Yield the rows of `penstock.source_tables`, as a session of a role sees them."""
         catalog = self._state.catalog
         for entry in catalog.of_kind(SOURCE_TABLE):
+            health = self._shown(entry, self.health(entry), role)
             yield (
                 entry.id,
                 entry.name,
                 catalog.names(entry.depends),
                 entry.outside,
-                *_health_columns(self._shown(entry, self.health(entry), role)),
+                health.status,
+                health.error or None,
+                health.hint or None,
                 frontier_or_null(self._state.frontiers.upper(entry)),
             )
 
@@ -396,7 +395,3 @@ class ConnectorObjects:
 
 def _health(update: StatusUpdate) -> ObjectHealth:
     return ObjectHealth(update.status, update.error or "", update.hint or "", update.time_ms)
-
-
-def _health_columns(health: ObjectHealth) -> tuple[str, str | None, str | None]:
-    return health.status, health.error or None, health.hint or None

@@ -19,7 +19,8 @@ from actors.connectors.sinks.copy_output import check_copy
 from actors.control.controller.catalog.boot import shard_import
 from actors.control.controller.catalog.catalog import INDEX, CatalogObject
 from actors.control.controller.holds import copy_holder
-from actors.control.controller.roles.revocation import TRUSTED, HeldRights, RunningRequest
+from actors.control.controller.open_requests import OpenRequests
+from actors.control.controller.roles.revocation import TRUSTED, HeldRights
 from actors.control.controller.state import ControllerState, reply_error
 from actors.model.protocol.api import CopiedInto, CopyProgressed, CopyTo
 from actors.model.protocol.compute import (
@@ -38,15 +39,13 @@ from actors.runtime.errors import (
     ConnectionBroken,
     DeadlineExceeded,
     InvalidUsage,
-    OperationCanceled,
     PenstockError,
     ReadBelowSince,
     ResourceBusy,
-    UnknownObject,
     from_wire,
 )
 from actors.runtime.kernel import ActorAddress, RunningEffect
-from actors.runtime.progress import EMPTY, TIME_MAX, ObjectId, ShardId, Time
+from actors.runtime.progress import EMPTY, ObjectId, ShardId, Time
 
 
 class CopyHeld(msgspec.Struct, frozen=True, gc=False):
@@ -84,22 +83,23 @@ class _Copy(msgspec.Struct, eq=False):
         return self.dataflow.id
 
     @property
+    def number(self) -> int:
+        return self.request.request
+
+    @property
     def shard(self) -> ShardId:
         return self.dataflow.imports[0].shard
 
 
-class RunningCopies:
+class RunningCopies(OpenRequests[_Copy]):
     """All running copies."""
 
     def __init__(self, state: ControllerState) -> None:
+        super().__init__()
         self._state = state
         self._copies: dict[ObjectId, _Copy] = {}
-        self._by_session: dict[str, _Copy] = {}
         self._ended_early: dict[ObjectId, ShardId] = {}
         """Holds that are still being taken, for copies that have ended."""
-
-    def __len__(self) -> int:
-        return len(self._copies)
 
     # -- beginning -----------------------------------------------------------------------------
 
@@ -116,9 +116,7 @@ class RunningCopies:
             raise InvalidUsage(f"{entry.name} is an index: copy {on.name}")
         as_of = request.as_of
         time = max(state.latest_with_contents(entry), entry.as_of) if as_of is None else as_of
-        if not 0 <= time <= TIME_MAX:
-            raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
-        state.check_ahead(what, time)
+        state.check_time(what, time)
         if request.deadline_ms is not None and request.deadline_ms <= 0:
             raise InvalidUsage(f"deadline_ms = {request.deadline_ms}: must be greater than zero")
         imported = shard_import(entry)
@@ -130,7 +128,7 @@ class RunningCopies:
             request.overwrite,
         )
         check_copy(export)
-        if session.path in self._by_session:
+        if self.by_session()[session.path]:
             raise ResourceBusy(
                 "a connection does one copy at a time: wait for it, or open another one"
             )
@@ -140,8 +138,8 @@ class RunningCopies:
         dataflow = DataflowDescription(id_, entry.name, (imported,), export, time)
         wait_ms = request.deadline_ms
         timer = None if wait_ms is None else state.ctx.after(wait_ms, CopyLate(id_))
-        made = _Copy(session, request, entry, dataflow, timer, rights)
-        self._copies[id_] = self._by_session[session.path] = made
+        made = self._copies[id_] = _Copy(session, request, entry, dataflow, timer, rights)
+        self._opened(made)
         # Held before the dataflow is created: neither the wait for the time nor a replica that
         # reconnects may lose the history.
         state.hold(
@@ -209,8 +207,8 @@ class RunningCopies:
     def delivered(self, session: str, request: int) -> bool:
         """Note that the client was sent a report, and send the next. Return False if there is no
         such copy."""
-        made = self._by_session.get(session)
-        if made is None or made.request.request != request:
+        made = self._open.get((session, request))
+        if made is None:
             return False
         made.telling = False
         self._tell(made)
@@ -263,38 +261,13 @@ class RunningCopies:
         text = f"{what}: not within {made.request.deadline_ms} ms: {why}"
         self._end(made, DeadlineExceeded(text))
 
-    def running(self) -> Iterator[RunningRequest]:
-        """Yield all copies with the rights that they need."""
-        for made in self._copies.values():
-            yield RunningRequest(made.session.path, made.request.request, made.rights)
-
-    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
-        """Drop a copy with an error (None: its client has asked for it). Return False if the
-        session has none of that number."""
-        made = self._by_session.get(session)
-        if made is None or made.request.request != request:
-            return False
-        self._end(made, error or OperationCanceled("canceled on request"))
-        return True
-
-    def session_closed(self, session: str) -> None:
-        """Drop the copy of a closed session."""
-        made = self._by_session.get(session)
-        if made is not None:
-            self._end(made, None)
-
-    def dropped(self, entry: CatalogObject) -> None:
-        """Fail the copies of a dropped object."""
-        for made in list(self._copies.values()):
-            if made.entry.id == entry.id:
-                self._end(made, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
-
     def _end(self, made: _Copy, error: PenstockError | None) -> None:
         if error is not None:
             reply_error(made.session, made.request.request, error)
         if made.timer is not None:
             made.timer.cancel()
-        del self._copies[made.id], self._by_session[made.session.path]
+        del self._copies[made.id]
+        self._closed(made)
         if made.created:
             # Only then: the history would keep the drop of an id that it never created.
             self._state.command(AllowCompaction(made.id, EMPTY))

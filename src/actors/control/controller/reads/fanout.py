@@ -41,14 +41,12 @@ from actors.model.protocol.compute import (
 )
 from actors.runtime.progress import EMPTY, Frontier, ObjectId, ShardId, Time
 
-# -- Batches that are too large for one answer: blobs in transfer to several subscribers. Pure -----
-# A `BatchBlobs` holds the blobs of one batch until each of its readers has had them or has left. A
-# `BatchReader` is one reader's position in them: piece after piece, of which the last has the
-# batch's upper.
+# -- batches in blobs ------------------------------------------------------------------------------
 
 
 class BatchBlobs:
-    """The blobs of one batch, each with the number of readers that still need it."""
+    """The blobs of one batch that is too large for one answer, each with the number of readers that
+    still need it: that have neither had it nor left."""
 
     def __init__(self, keys: Sequence[str], readers: int) -> None:
         self.keys = tuple(keys)
@@ -66,7 +64,8 @@ class BatchBlobs:
 
 
 class BatchReader:
-    """One reader's position: updates with ``lower <= time < upper``."""
+    """One reader's position in a batch's blobs: updates with ``lower <= time < upper``, piece after
+    piece, of which the last has the batch's upper."""
 
     def __init__(self, shelf: BatchBlobs, lower: Frontier, upper: Frontier) -> None:
         self.shelf = shelf
@@ -111,6 +110,9 @@ class BatchReader:
             return arrow
         kept = between(rows, self.lower, self.upper)
         return to_ipc(kept) if kept.num_rows else None
+
+
+# -- streams and their members ---------------------------------------------------------------------
 
 
 class FanoutMember(msgspec.Struct, eq=False, kw_only=True):

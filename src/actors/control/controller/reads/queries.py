@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,22 +33,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors.control.access.role_registry import READ
+from actors.control.controller.catalog.analysis_requests import analyzer
 from actors.control.controller.catalog.boot import last_sealed_time, shard_import
 from actors.control.controller.catalog.catalog import CatalogObject
-from actors.control.controller.catalog.ddl import analyzer
+from actors.control.controller.open_requests import OpenRequests
+from actors.control.controller.reads.rows_at_hand import first_way
 from actors.control.controller.roles.request_rights import named_denial, readable_by
-from actors.control.controller.roles.revocation import HeldRights, RunningRequest, held_reads
+from actors.control.controller.roles.revocation import HeldRights, held_reads
 from actors.control.controller.state import (
     ControllerState,
     NoContentsYet,
     reply_error,
     to_penstock_error,
 )
-from actors.engine.views.compile import CHANGES_MEANING
 from actors.engine.views.plain_sql import query_text
-from actors.engine.views.query_analysis import AnalyzeQuery, analyzed_query
-from actors.engine.views.simple import SimpleRead, simple_read
-from actors.model.plan.jobs import ExecutorMessage, SelectContents
+from actors.engine.views.query_analysis import analyzed_query, find_mentioned_tables
+from actors.engine.views.read_choice import (
+    QueryChoice,
+    choose_query,
+    explain_read,
+    explain_spark,
+)
+from actors.model.plan.jobs import ExecutorMessage, QueryAnalyzed, SelectContents
 from actors.model.plan.schema import (
     DIFF,
     SYSTEM_COLUMNS,
@@ -65,9 +70,10 @@ from actors.model.protocol.api import (
     QueryDescribed,
     ReadContents,
     ReadInstead,
+    RequestDone,
     RunQuery,
 )
-from actors.model.protocol.relations import RELATIONS
+from actors.model.protocol.relations import RELATION_SCHEMAS, is_relation
 from actors.replica.compute.peeks import row_too_large
 from actors.replica.dataflow.engine import EngineClient, JobResult, MadeFiles
 from actors.replica.dataflow.recompute import open_contents
@@ -75,7 +81,6 @@ from actors.runtime.errors import (
     DeadlineExceeded,
     DefiniteError,
     InvalidUsage,
-    OperationCanceled,
     PenstockError,
     QueryRejected,
     ReadBelowSince,
@@ -84,7 +89,7 @@ from actors.runtime.errors import (
     ViewInError,
 )
 from actors.runtime.kernel import ActorAddress, RunningEffect
-from actors.runtime.progress import EMPTY, TIME_MAX, Time
+from actors.runtime.progress import EMPTY, Time
 from actors.runtime.spans import use_context
 from actors.runtime.telemetry import TRACEPARENT
 from actors.runtime.threshold_probes import QUERY_ANSWER
@@ -131,7 +136,8 @@ class InputsChecked(msgspec.Struct, frozen=True, gc=False):
 QueryTurn: TypeAlias = QueryPiece | QueryEnded | QueryLate
 
 
-class _Running(msgspec.Struct):
+class _Running(msgspec.Struct, eq=False):
+    id: int
     session: ActorAddress[Any]
     request: RunQuery
     time: Time
@@ -151,9 +157,15 @@ class _Running(msgspec.Struct):
     effect: RunningEffect | None = None
     telling: bool = False
     state: str = "waiting for other queries"
+    entry: None = None
+    """A query ends with its inputs' rows at hand, whatever is dropped meanwhile."""
+
+    @property
+    def number(self) -> int:
+        return self.request.request
 
 
-class RunningQueries:
+class RunningQueries(OpenRequests[_Running]):
     """All running queries."""
 
     def __init__(
@@ -163,16 +175,13 @@ class RunningQueries:
         scratch: Path,
         await_contents: Callable[[ActorAddress[Any], RunQuery, str | None, CatalogObject], None],
     ) -> None:
+        super().__init__()
         self._state = state
         self._await_contents = await_contents
         self._executor = executor
         self._scratch = scratch
         self._numbers = 0
         self._running: dict[int, _Running] = {}
-        self._by_request: dict[tuple[str, int], int] = {}
-
-    def __len__(self) -> int:
-        return len(self._running)
 
     # -- beginning -----------------------------------------------------------------------------
 
@@ -183,9 +192,7 @@ class RunningQueries:
         state, as_of = self._state, request.as_of
         sql = query_text(request.sql)
         if as_of is not None:
-            if not 0 <= as_of <= TIME_MAX:
-                raise InvalidUsage(f"query at {as_of}: a time is from 0 to {TIME_MAX}")
-            state.check_ahead("query", as_of)
+            state.check_time("query", as_of)
         instead = self._read_instead(sql, request, role)
         if instead is not None:
             session.reply(instead)
@@ -208,17 +215,16 @@ class RunningQueries:
     def _read_instead(self, sql: str, request: RunQuery, role: str | None) -> ReadInstead | None:
         if request.engine:
             return None
-        relations = {name: relation.schema for name, relation in RELATIONS.items()}
-        found = self._plain_read(sql, request, self._state.catalog.readable())
+        found = self._choose(sql, request, self._state.catalog.readable()).read
         if found is None:
             return None
-        # The client sends the read, which is checked again: this spares it the way.
-        if found.name not in relations:
-            entry = self._state.catalog.find(found.name)
-            self._state.access.check(role, READ, entry.id, entry.name)
         as_of = request.as_of
-        if as_of is None and found.name not in relations and not request.latest:
-            as_of = readable_time(self._state, [self._state.catalog.find(found.name)])
+        if not is_relation(found.name):
+            entry = self._state.catalog.find(found.name)
+            # The client sends the read, which is checked again: this spares it the way.
+            self._state.access.check(role, READ, entry.id, entry.name)
+            if as_of is None and not request.latest:
+                as_of = readable_time(self._state, [entry])
         return ReadInstead(
             request.request,
             found.name,
@@ -229,23 +235,31 @@ class RunningQueries:
             found.finishing,
         )
 
-    def _plain_read(
+    def _choose(
         self,
         sql: str,
-        request: RunQuery | DescribeQuery,
+        request: RunQuery | DescribeQuery | ExplainQuery,
         readable: Mapping[str, TableSchema],
-    ) -> SimpleRead | None:
-        """Return the plain read that a query is; None if Spark must run it, as it does a long one:
-        to read it would hold up the loop."""
+    ) -> QueryChoice:
+        """Return whether a query is a plain read of these objects, or Spark's, as a long one is: to
+        read it would hold up the loop."""
         if len(sql) > PLAIN_CHARACTERS_MAX:
-            return None
-        # No setting of Spark may give the text another meaning than it has here.
+            return QueryChoice(None, f"its text has more than {PLAIN_CHARACTERS_MAX} characters")
         names = [*self._state.settings.spark_conf, *request.conf]
-        if any(name.lower().startswith(CHANGES_MEANING) for name in names):
-            return None
-        relations = {name: relation.schema for name, relation in RELATIONS.items()}
         inlined, _ = self._state.catalog.inlined(sql)
-        return simple_read(inlined, {**readable, **relations})
+        return choose_query(inlined, {**readable, **RELATION_SCHEMAS}, names)
+
+    def explain(self, session: ActorAddress[Any], request: ExplainQuery) -> None:
+        """Answer with the way in which a query's rows would be read now."""
+        state, sql = self._state, query_text(request.sql)
+        readable = state.catalog.readable()
+        found = self._choose(sql, request, readable)
+        if found.read is None:
+            views = (each.name for each in state.catalog.plain_views_in(sql))
+            lines = explain_spark([*find_mentioned_tables(sql, readable), *views], found.reason)
+        else:
+            lines = explain_read(found.read, first_way(state, found.read))
+        session.reply(RequestDone(request.request, "\n".join(lines)))
 
     def describe(
         self, session: ActorAddress[Any], request: DescribeQuery, role: str | None = None
@@ -255,25 +269,23 @@ class RunningQueries:
         state = self._state
         sql = query_text(request.sql)
         readable = readable_by(state.access, state.catalog, role)
-        found = self._plain_read(sql, request, readable)
+        found = self._choose(sql, request, readable).read
         if found is not None:
-            schema = (readable.get(found.name) or RELATIONS[found.name].schema).renamed(
+            schema = (readable.get(found.name) or RELATION_SCHEMAS[found.name]).renamed(
                 dict(zip(found.project, found.names, strict=True))
             )
             session.reply(QueryDescribed(request.request, schema))
             return
         self._numbers += 1
-        analyze = self._analyzer(f"describe-{self._numbers}", role)
+        name = f"describe-{self._numbers}"
 
         async def describe() -> None:
             try:
                 text = await _inlined(state, sql)
-                conf = tuple(sorted(request.conf.items()))
-                analyzed = await analyzed_query(text, readable, analyze, conf)
+                analyzed = await _analysed(state, self._executor, name, text, request.conf, role)
                 session.reply(QueryDescribed(request.request, analyzed.schema))
             except Exception as error:  # noqa: BLE001 - each is the client's answer
-                denied = named_denial(state.access, state.catalog, role, to_penstock_error(error))
-                reply_error(session, request.request, denied)
+                reply_error(session, request.request, to_penstock_error(error))
 
         state.ctx.effect(describe, done=lambda _: None)
 
@@ -284,26 +296,20 @@ class RunningQueries:
         its query does; else answer with the error."""
         state = self._state
         self._numbers += 1
-        analyze = self._analyzer(f"inputs-{self._numbers}", role)
-        readable = readable_by(state.access, state.catalog, role)
+        name = f"inputs-{self._numbers}"
         # As it is compiled: with the queries of the plain views that it names.
         sql, _ = state.catalog.inlined(request.sql)
 
         async def check() -> InputsChecked | None:
             try:
-                conf = tuple(sorted(request.conf.items()))
-                analyzed = await analyzed_query(sql, readable, analyze, conf)
-                inputs = [state.catalog.find(name) for name in analyzed.inputs]
+                analyzed = await _analysed(state, self._executor, name, sql, request.conf, role)
+                inputs = [state.catalog.find(each) for each in analyzed.inputs]
             except Exception as error:  # noqa: BLE001 - each is the client's answer
-                denied = named_denial(state.access, state.catalog, role, to_penstock_error(error))
-                reply_error(session, request.request, denied)
+                reply_error(session, request.request, to_penstock_error(error))
                 return None
             return InputsChecked(session, request, role, held_reads(role, inputs))
 
         state.ctx.effect(check, done=lambda checked: checked)
-
-    def _analyzer(self, name: str, role: str | None) -> AnalyzeQuery:
-        return analyzer(self._executor, name, restricted=not self._state.access.is_free(role))
 
     def _begin(
         self,
@@ -315,7 +321,8 @@ class RunningQueries:
         state = self._state
         self._numbers += 1
         number = self._numbers
-        self._running[number] = _Running(
+        made = self._running[number] = _Running(
+            number,
             session,
             request,
             readable_time(state, ()) if request.as_of is None else request.as_of,
@@ -327,7 +334,7 @@ class RunningQueries:
             TRACEPARENT.get(),
             HeldRights(role),
         )
-        self._by_request[session.path, request.request] = number
+        self._opened(made)
         self._start_next()
 
     def _start_next(self) -> None:
@@ -375,73 +382,44 @@ class RunningQueries:
                 answer = ReadContents(request, running.time, arrow, not last, reads)
                 running.session.reply(answer)
                 if last:
-                    self._forget(message.number)
+                    self._end(running, None)
                 else:
                     self._start_next()
             case QueryEnded(awaited=CatalogObject() as table):
                 # Only the analysis has told what it reads.
-                self._forget(message.number)
+                self._end(running, None)
                 self._await_contents(running.session, running.request, running.role, table)
             case QueryEnded(error=error):
                 if error is not None:
-                    self._fail(message.number, error)
+                    self._end(running, error)
             case QueryLate():
                 text = (
                     f"query over {running.names or 'no table'} at {running.time}: not within "
                     f"{running.deadline_ms} ms: it was {running.state}"
                 )
-                self._fail(message.number, DeadlineExceeded(text))
+                self._end(running, DeadlineExceeded(text))
 
     def delivered(self, session: str, request: int) -> bool:
         """Let the run send its next piece. Return False if there is no such query."""
-        number = self._by_request.get((session, request))
-        if number is None:
-            return False
-        self._running[number].taken.set()
-        return True
+        running = self._open.get((session, request))
+        if running is not None:
+            running.taken.set()
+        return running is not None
 
     # -- ending --------------------------------------------------------------------------------
 
-    def running(self) -> Iterator[RunningRequest]:
-        """Yield all queries with the rights that they need: of those that are not analysed yet
-        none is known."""
-        for (session, request), number in self._by_request.items():
-            yield RunningRequest(session, request, self._running[number].rights)
-
-    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
-        """Cancel a query with an error (None: its client has asked for it). Return False if there
-        is none of that number."""
-        number = self._by_request.get((session, request))
-        if number is None:
-            return False
-        self._fail(number, error or OperationCanceled("canceled on request"))
-        return True
-
-    def session_closed(self, session: str) -> None:
-        """End the queries of a closed session."""
-        for (path, _), number in list(self._by_request.items()):
-            if path == session:
-                self._forget(number)
-
-    def _fail(self, number: int, error: PenstockError) -> None:
-        running = self._running[number]
-        reply_error(running.session, running.request.request, error)
-        self._forget(number)
-
-    def _forget(self, number: int) -> None:
-        running = self._running.pop(number)
-        del self._by_request[running.session.path, running.request.request]
-        running.timer.cancel()
-        if running.effect is not None:
+    def _end(self, made: _Running, error: PenstockError | None) -> None:
+        if error is not None:
+            reply_error(made.session, made.number, error)
+        del self._running[made.id]
+        self._closed(made)
+        made.timer.cancel()
+        if made.effect is not None:
             # Cancels the Spark job, and drops holds, leases and files (`_Run`).
-            running.effect.cancel()
+            made.effect.cancel()
         self._start_next()
 
     # -- reporting -----------------------------------------------------------------------------
-
-    def by_session(self) -> Counter[str]:
-        """Return the number of queries of each session."""
-        return Counter(path for path, _ in self._by_request)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the queries' rows of ``penstock.peeks``."""
@@ -458,6 +436,24 @@ class RunningQueries:
                 running.deadline_ms,
                 None,
             )
+
+
+async def _analysed(
+    state: ControllerState,
+    executor: ActorAddress[ExecutorMessage],
+    name: str,
+    sql: str,
+    conf: Mapping[str, str],
+    role: str | None,
+) -> QueryAnalyzed:
+    """Return what Spark finds in a query over the objects that a role may read. Raises
+    `AccessDenied` for others, and as `analyzed_query` does."""
+    analyze = analyzer(executor, name, restricted=not state.access.is_free(role))
+    readable = readable_by(state.access, state.catalog, role)
+    try:
+        return await analyzed_query(sql, readable, analyze, tuple(sorted(conf.items())))
+    except UnknownObject as error:
+        raise named_denial(state.access, state.catalog, role, error) from None
 
 
 async def _inlined(state: ControllerState, sql: str) -> str:
@@ -529,15 +525,11 @@ class _Run:
         """Return the query's columns, and note its inputs and its time."""
         state, running, request = self._state, self._running, self._running.request
         # What is run afterwards is this text, over the inputs that are found here.
-        restricted = not state.access.is_free(running.role)
-        analyze = analyzer(self._executor, f"{self._name}/analyze", restricted=restricted)
-        readable = readable_by(state.access, state.catalog, running.role)
-        try:
-            conf = tuple(sorted(request.conf.items()))
-            self._sql = await _inlined(state, request.sql)
-            analyzed = await analyzed_query(self._sql, readable, analyze, conf)
-        except UnknownObject as error:
-            raise named_denial(state.access, state.catalog, running.role, error) from None
+        self._sql = await _inlined(state, request.sql)
+        name = f"{self._name}/analyze"
+        analyzed = await _analysed(
+            state, self._executor, name, self._sql, request.conf, running.role
+        )
         self._inputs = [state.catalog.find(name) for name in analyzed.inputs]
         running.rights = held_reads(running.role, self._inputs)
         # A right may have gone during the analysis; from here on the controller ends the query.

@@ -1,7 +1,8 @@
 """Reads and waits: each is pending until it is sealed, answered, canceled or late.
 
-A read: name and key are checked → the since is checked → it waits until its time is sealed → one
-Peek → one answer. Every pending request has a deadline, whose error names what was waited for.
+A read: name and key are checked → the since is checked → it waits until its time is sealed → it
+goes the first way that is ready (`read_choice`): its rows are at hand, or one Peek brings one
+answer. Every pending request has a deadline, whose error names what was waited for.
 
 A stashed result goes to the session part by part, the next one when the last was written to the
 client, so that one part is held here. The deadline ends with the peek's answer; parts are deleted
@@ -10,8 +11,8 @@ when they were passed on, or when no client needs them.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,8 +22,14 @@ from actors.control.controller.catalog.boot import shard_import
 from actors.control.controller.catalog.catalog import INDEX, CatalogObject, CatalogSnapshot
 from actors.control.controller.catalog.ddl import columns_named
 from actors.control.controller.messages import PinnedObjects, PinObjects
-from actors.control.controller.reads.keyed_reads import KeyedAnswered, KeyedReads
-from actors.control.controller.roles.revocation import TRUSTED, HeldRights, RunningRequest
+from actors.control.controller.open_requests import OpenRequests
+from actors.control.controller.reads.rows_at_hand import (
+    KeyedLookup,
+    RowsAtHand,
+    ready_index,
+    ways_to_read,
+)
+from actors.control.controller.roles.revocation import TRUSTED, HeldRights
 from actors.control.controller.state import (
     ControllerState,
     NoContentsYet,
@@ -30,6 +37,7 @@ from actors.control.controller.state import (
     to_penstock_error,
 )
 from actors.control.controller.tables.rows import fit
+from actors.engine.views.read_choice import ReadChoice, fixed_columns
 from actors.model.plan.schema import arrow_type
 from actors.model.plan.updates import from_ipc, to_ipc
 from actors.model.protocol.api import (
@@ -49,28 +57,29 @@ from actors.model.protocol.compute import (
     PeekResponse,
     PeekRows,
     PeekStashed,
-    PeekTarget,
     ShardImport,
     ShardTarget,
 )
 from actors.model.protocol.message_parts import ColumnComparison, OrderBy
 from actors.model.protocol.row_finishing import check_finishing
-from actors.replica.compute.peeks import PeekFilter, is_exact_integer_key
+from actors.replica.compute.peeks import PeekFilter, one_key
 from actors.runtime.errors import (
     DeadlineExceeded,
     InvalidUsage,
     OperationCanceled,
     PenstockError,
     ReadBelowSince,
-    UnknownObject,
     from_wire,
 )
 from actors.runtime.kernel import ActorAddress, RunningEffect
-from actors.runtime.progress import TIME_MAX, ObjectId, Time
+from actors.runtime.progress import ObjectId, Time
 from actors.runtime.spans import use_context
 from actors.runtime.telemetry import TRACEPARENT
 
-# Read requests fitted to an object's names and types, and stashed results in transfer. Pure
+RELATION: Final = "relation"
+"""Kind of the catalog entry that stands for a system relation."""
+
+# -- requests, fitted to the names and types of their objects --------------------------------------
 
 
 def fit_keys(entry: CatalogObject, request: ReadObject) -> tuple[tuple[str, ...], bytes | None]:
@@ -81,11 +90,12 @@ def fit_keys(entry: CatalogObject, request: ReadObject) -> tuple[tuple[str, ...]
         return (), None
     columns = columns_named(entry, request.key_columns)
     types = {column.name: column.type for column in entry.schema.columns}
-    # Fast path: values that have the columns' types already need no decoding.
-    if is_exact_integer_key(
-        columns, tuple(arrow_type(types[name]) for name in columns), request.key
-    ):
-        return columns, request.key
+    kinds = tuple(arrow_type(types[name]) for name in columns)
+    # Fast path: integers that have the columns' types already need no cast.
+    if all(map(pa.types.is_integer, kinds)):
+        found = one_key(columns, kinds, request.key)
+        if found is not None and None not in found.values:
+            return columns, request.key
     rows = _decoded(entry, request.key)
     if rows.num_columns != len(columns):
         raise InvalidUsage(
@@ -107,6 +117,8 @@ def _decoded(entry: CatalogObject, data: bytes) -> pa.Table:
 def fit_peek(entry: CatalogObject, request: ReadObject, peek: Peek) -> Peek:
     """Return the peek with the request's filter, columns and finishing. Raises `InvalidUsage`."""
     finishing = request.finishing
+    if not request.filter and request.project is None and finishing is None:
+        return peek
     if finishing is not None:
         check_finishing(finishing)
         order_by = tuple(
@@ -147,76 +159,16 @@ def prototype(entry: CatalogObject, request: ReadObject, time: Time, imported: S
     return fit_peek(entry, request, peek)
 
 
-class ReadShape(msgspec.Struct, frozen=True):
-    """The parts of a peek that reads of the same name and key columns share."""
-
-    entry: CatalogObject
-    columns: tuple[str, ...]
-    """Key columns in the object's spelling."""
-    types: tuple[pa.DataType, ...]
-    imported: ShardImport
-
-    @classmethod
-    def of(cls, entry: CatalogObject, request: ReadObject) -> ReadShape:
-        """Return the shape of a request. Raises `InvalidUsage`."""
-        columns = columns_named(entry, request.key_columns)
-        types = {column.name: column.type for column in entry.schema.columns}
-        wanted = tuple(arrow_type(types[name]) for name in columns)
-        return cls(entry, columns, wanted, shard_import(entry))
-
-    def peek(self, request: ReadObject, time: Time) -> Peek:
-        """Return the shard peek that answers the request, without its uuid. Raises
-        `InvalidUsage`."""
-        key = request.key
-        bare = not request.filter and request.project is None and request.finishing is None
-        if (
-            bare
-            and key is not None
-            and self.columns
-            and is_exact_integer_key(self.columns, self.types, key)
-        ):
-            return Peek("", ShardTarget(self.entry.id, self.imported), time, self.columns, key)
-        return prototype(self.entry, request, time, self.imported)
+def _object_read(catalog: CatalogSnapshot, name: str) -> CatalogObject:
+    """Return the object that is read. Raises `InvalidUsage` and `UnknownObject`."""
+    entry = catalog.find_stored(name, "read")
+    if entry.kind == INDEX:
+        on = catalog.by_id(entry.depends[0])
+        raise InvalidUsage(f"{entry.name} is an index: read {on.name}, which it serves")
+    return entry
 
 
-SHAPES_MAX: Final = 1024
-
-
-class ReadShapeCache:
-    """A cache of shapes, cleared when the catalog changes."""
-
-    def __init__(self) -> None:
-        self._catalog: CatalogSnapshot | None = None
-        self._shapes: dict[tuple[str, tuple[str, ...]], ReadShape] = {}
-
-    def of(self, catalog: CatalogSnapshot, request: ReadObject) -> ReadShape:
-        """Return the request's shape. Raises `InvalidUsage` and `UnknownObject`."""
-        if catalog is not self._catalog or len(self._shapes) >= SHAPES_MAX:
-            self._catalog = catalog
-            # Bounded by clearing: it is a cache, and shapes of a former catalog must not be used.
-            self._shapes.clear()
-        named = request.name, request.key_columns
-        found = self._shapes.get(named)
-        if found is None:
-            entry = catalog.find_stored(request.name, "read")
-            if entry.kind == INDEX:
-                on = catalog.by_id(entry.depends[0])
-                raise InvalidUsage(f"{entry.name} is an index: read {on.name}, which it serves")
-            found = self._shapes[named] = ReadShape.of(entry, request)
-        return found
-
-
-def index_can_answer(key: tuple[str, ...], peek: Peek) -> bool:
-    """Return whether an index on `key` can answer the peek: by lookup, or by a scan if the peek has
-    no key."""
-    if peek.key_columns:
-        return set(key) == set(peek.key_columns)
-    return True
-
-
-def filter_fixes_key(key: tuple[str, ...], peek: Peek) -> bool:
-    """Return whether the filter's equalities fix every column of `key`."""
-    return bool(key) and set(key) <= {one.column for one in peek.filter if one.op == "="}
+# -- requests that wait, or are under way ----------------------------------------------------------
 
 
 class StashedTransfer:
@@ -249,16 +201,19 @@ class StashedTransfer:
         return left
 
 
-RELATION: Final = "relation"
-"""Kind of the catalog entry that stands for a system relation."""
-
-
 class SinceRead(msgspec.Struct, frozen=True, gc=False):
     """The since of a pending read's shard was read."""
 
     number: int
     since: Time
     error: PenstockError | None = None
+
+
+class KeysFound(msgspec.Struct, frozen=True, gc=False):
+    """A look-up of many keys has ended in its thread; without rows the read goes the next way."""
+
+    number: int
+    arrow: bytes | None
 
 
 class PartRead(msgspec.Struct, frozen=True, gc=False):
@@ -275,9 +230,10 @@ class DeadlinePassed(msgspec.Struct, frozen=True, gc=False):
     number: int
 
 
-class _Pending(msgspec.Struct):
+class _Pending(msgspec.Struct, eq=False):
+    id: int
     session: ActorAddress[Any]
-    request: int
+    number: int
     entry: CatalogObject
     time: Time
     read: ReadObject | None
@@ -289,6 +245,10 @@ class _Pending(msgspec.Struct):
     rights: HeldRights = TRUSTED
     peek: Peek | None = None
     """The peek to send, but for its uuid and, where an index serves, its target."""
+    ways: Sequence[ReadChoice] = ()
+    """Ways that have not been tried yet."""
+    awaits: CatalogObject | None = None
+    """The object, or its index, whose upper it waits for."""
     serve: Callable[[], None] | None = None
     """Serves the request again; set while it waits for a table's first contents."""
     ready: bool = False
@@ -299,22 +259,18 @@ class _Pending(msgspec.Struct):
     """Transfer of the stashed answer to the session."""
 
 
-class PendingReads:
+class PendingReads(OpenRequests[_Pending]):
     """All pending reads and waits."""
 
-    def __init__(self, state: ControllerState, keyed: KeyedReads) -> None:
+    def __init__(self, state: ControllerState, at_hand: RowsAtHand) -> None:
+        super().__init__()
         self._state = state
-        self._keyed = keyed
+        self._at_hand = at_hand
         self._numbers = 0
-        self._shapes = ReadShapeCache()
         self._pending: dict[int, _Pending] = {}
-        self._by_request: dict[tuple[str, int], int] = {}
         self._by_uuid: dict[str, int] = {}
         self._waiting: dict[ObjectId, dict[int, None]] = {}
         """Numbers of the requests that wait for an object's upper."""
-
-    def __len__(self) -> int:
-        return len(self._pending)
 
     # -- beginning -----------------------------------------------------------------------------
 
@@ -323,21 +279,20 @@ class PendingReads:
     ) -> None:
         """Begin a read, which needs these rights. Raises `InvalidUsage` and its children."""
         state = self._state
-        shape = self._shapes.of(state.catalog, request)
-        entry = shape.entry
+        entry = _object_read(state.catalog, request.name)
         time = state.latest_with_contents(entry) if request.as_of is None else request.as_of
-        _check_time(f"read of {entry.name}", time)
-        state.check_ahead(f"read of {entry.name}", time)
-        peek = shape.peek(request, time)
+        state.check_time(f"read of {entry.name}", time)
+        peek = prototype(entry, request, time, shard_import(entry))
         number = self._begin(
             session, request.request, entry, time, request, request.deadline_ms, rights
         )
-        self._pending[number].peek = peek
+        pending = self._pending[number]
+        pending.peek, pending.ways = peek, self._ways(entry, peek)
         shard = entry.shard
         assert shard is not None, entry.name
         # The service's own hold covers the time; further back the durable since decides.
         if state.retain.keeps(shard, time):
-            self._pending[number].ready = True
+            pending.ready = True
             self._go_on(number)
             return
         state.ctx.effect(
@@ -345,6 +300,11 @@ class PendingReads:
             done=lambda found: SinceRead(number, found.since),
             failed=lambda error: SinceRead(number, 0, to_penstock_error(error)),
         )
+
+    def _ways(self, entry: CatalogObject, peek: Peek) -> Sequence[ReadChoice]:
+        by_key = bool(peek.key_columns)
+        fixed = peek.key_columns if by_key else fixed_columns(peek.filter)
+        return ways_to_read(self._state.catalog, entry, fixed, by_key=by_key)
 
     def read_relation(
         self, session: ActorAddress[Any], request: ReadObject, entry: CatalogObject, peek: Peek
@@ -354,8 +314,10 @@ class PendingReads:
         number = self._begin(
             session, request.request, entry, peek.time, request, request.deadline_ms
         )
-        self._pending[number].peek = peek
-        self._pending[number].ready = True
+        pending = self._pending[number]
+        # Each worker answers with its own rows, as one of them does with a shard's.
+        pending.peek, pending.ways = peek, [ReadChoice("shard")]
+        pending.ready = True
         self._go_on(number)
 
     def wait_for(
@@ -364,8 +326,7 @@ class PendingReads:
         """Begin a wait, which needs these rights. Raises `InvalidUsage` and its children."""
         state = self._state
         entry = state.catalog.find_stored(request.name, "wait")
-        _check_time(f"wait for {entry.name}", request.time)
-        state.check_ahead(f"wait for {entry.name}", request.time)
+        state.check_time(f"wait for {entry.name}", request.time)
         number = self._begin(
             session, request.request, entry, request.time, None, request.deadline_ms, rights
         )
@@ -404,7 +365,8 @@ class PendingReads:
         self._numbers += 1
         number = self._numbers
         timer = state.ctx.after(wait_ms, DeadlinePassed(number))
-        self._pending[number] = _Pending(
+        made = self._pending[number] = _Pending(
+            number,
             session,
             request,
             entry,
@@ -416,7 +378,7 @@ class PendingReads:
             rights,
             traceparent=TRACEPARENT.get(),
         )
-        self._by_request[session.path, request] = number
+        self._opened(made)
         return number
 
     # -- progress ------------------------------------------------------------------------------
@@ -427,13 +389,13 @@ class PendingReads:
         if pending is None:
             return
         if message.error is not None:
-            self._fail(message.number, message.error)
+            self._end(pending, message.error)
         elif pending.time < message.since:
             text = (
                 f"{pending.entry.kind} {pending.entry.name} cannot be read at {pending.time}: "
                 f"its history begins at {message.since}"
             )
-            self._fail(message.number, ReadBelowSince(text))
+            self._end(pending, ReadBelowSince(text))
         else:
             pending.ready = True
             self._go_on(message.number)
@@ -447,77 +409,94 @@ class PendingReads:
 
     def _go_on(self, number: int) -> None:
         pending = self._pending[number]
-        id_ = pending.entry.id
         sealed = pending.entry.kind == RELATION or (
             self._state.frontiers.upper(pending.entry) > pending.time
         )
         if not sealed:
-            self._waiting.setdefault(id_, {})[number] = None
+            self._wait(number, pending.entry)
             return
-        self._waits_no_more(number, id_)
+        self._waits_no_more(pending)
         if pending.serve is not None:
             # First, since `serve` enters the same request again.
-            self._forget(number)
+            self._end(pending, None)
             # The request's own trace goes on, and not that of the response which moved the upper.
             with use_context(pending.traceparent):
                 pending.serve()
             return
         peek = pending.peek
         if peek is None:
-            pending.session.reply(RequestDone(pending.request))
-            self._forget(number)
+            pending.session.reply(RequestDone(pending.number))
+            self._end(pending, None)
             return
-        if not self._answer_keyed(number, pending.entry, peek):
-            self._send_peek(number, pending, peek)
+        self._find_rows(number, pending, peek)
 
-    def _answer_keyed(self, number: int, entry: CatalogObject, peek: Peek) -> bool:
-        """Answer a read of a table's keys here, or begin to. Return False if it cannot be."""
-        keyed = self._keyed.begin(entry, peek)
-        if keyed is None:
-            return False
-        if keyed.is_short:
-            arrow = keyed.answer()
+    def _find_rows(self, number: int, pending: _Pending, peek: Peek) -> None:
+        """Read by the first way that is ready."""
+        ways = pending.ways = deque(pending.ways)
+        while ways:
+            way = ways.popleft()
+            index = ready_index(self._state, way, peek.time)
+            if way.index is not None and index is None:
+                continue
+            # A traced peek is sent to the workers, so that its spans show it.
+            here = way.key and (index is None or pending.traceparent is None)
+            found = self._at_hand.look_up(pending.entry, way, peek) if here else None
+            # Its workers have not come so far: they report the frontier sooner than they could
+            # answer a peek that waits for it.
+            if found is None and here and index is not None and self._will_be_at_hand(index, peek):
+                ways.appendleft(way)
+                self._wait(number, index)
+                return
+            if isinstance(found, KeyedLookup) and not found.is_short:
+                if index is not None:
+                    # If they cannot be had here, the workers look them up.
+                    ways.appendleft(ReadChoice("index", (), way.index))
+                self._look_up_beside(number, found)
+                return
+            arrow = found.answer() if isinstance(found, KeyedLookup) else found
             if arrow is not None:
-                self.keyed_answered(KeyedAnswered(number, arrow))
-            return arrow is not None
+                self.keys_found(KeysFound(number, arrow))
+                return
+            if way.way != "memory":
+                self._send_peek(number, pending, peek, way)
+                return
+
+    def _will_be_at_hand(self, index: CatalogObject, peek: Peek) -> bool:
+        behind = self._state.frontiers.upper(index) <= peek.time
+        return behind and self._at_hand.has_partitions(index)
+
+    def _wait(self, number: int, awaited: CatalogObject) -> None:
+        """Let a request wait for an upper to advance."""
+        self._pending[number].awaits = awaited
+        self._waiting.setdefault(awaited.id, {})[number] = None
+
+    def _look_up_beside(self, number: int, keys: KeyedLookup) -> None:
         clock = self._state.ctx.clock
         self._state.ctx.effect(
-            lambda: clock.run_blocking(keyed.answer),
-            done=lambda arrow: KeyedAnswered(number, arrow),
-            failed=lambda error: KeyedAnswered(number, None),
+            lambda: clock.run_blocking(keys.answer),
+            done=lambda arrow: KeysFound(number, arrow),
+            failed=lambda error: KeysFound(number, None),
         )
-        return True
 
-    def keyed_answered(self, message: KeyedAnswered) -> None:
-        """Pass a table's rows of some keys to the session, or let the replica find them."""
+    def keys_found(self, message: KeysFound) -> None:
+        """Pass rows of some keys to the session, or read by the next way."""
         pending = self._pending.get(message.number)
         if pending is None or pending.peek is None:
             return
         if message.arrow is None:
-            self._send_peek(message.number, pending, pending.peek)
+            self._find_rows(message.number, pending, pending.peek)
             return
         self._reply(pending, message.arrow)
-        self._forget(message.number)
+        self._end(pending, None)
 
-    def _send_peek(self, number: int, pending: _Pending, peek: Peek) -> None:
+    def _send_peek(self, number: int, pending: _Pending, peek: Peek, way: ReadChoice) -> None:
         pending.uuid = f"{self._state.ctx.random.getrandbits(128):032x}"
         self._by_uuid[pending.uuid] = number
-        target = self._target(pending, peek)
+        target = peek.target
+        if way.index is not None:
+            target = IndexTarget(self._state.catalog.by_id(way.index.id).dataflow_id)
         with use_context(pending.traceparent):
             self._state.command(msgspec.structs.replace(peek, uuid=pending.uuid, target=target))
-
-    def _target(self, pending: _Pending, peek: Peek) -> PeekTarget:
-        state, entry = self._state, pending.entry
-        # Chosen when the peek is sent: an index may have become readable while the read waited.
-        readable = [
-            index
-            for index in state.catalog.indexes(entry.id)
-            if index_can_answer(index.key, peek)
-            and state.frontiers.readable_from(index.id) <= pending.time
-            and state.frontiers.upper(index) > state.frontiers.readable_from(index.id)
-        ]
-        best = [index for index in readable if filter_fixes_key(index.key, peek)] or readable
-        return IndexTarget(best[0].dataflow_id) if best else peek.target
 
     # -- ending --------------------------------------------------------------------------------
 
@@ -534,18 +513,18 @@ class PendingReads:
         match result:
             case PeekRows(arrow):
                 self._reply(pending, arrow)
-                self._forget(number, answered=True)
+                self._end(pending, None, answered=True)
             case PeekStashed():
                 self._begin_course(number, pending, result)
             case PeekError(code, text):
-                self._fail(number, from_wire(code, text, True), answered=True)
+                self._end(pending, from_wire(code, text, True), answered=True)
             case PeekCanceled():
                 error = OperationCanceled(f"the read of {pending.entry.name} was canceled")
-                self._fail(number, error, answered=True)
+                self._end(pending, error, answered=True)
 
     def _reply(self, pending: _Pending, arrow: bytes, *, more: bool = False) -> None:
         """Hand rows to the session."""
-        request, reads = pending.request, pending.rights.reads
+        request, reads = pending.number, pending.rights.reads
         pending.session.reply(ReadContents(request, pending.time, arrow, more, reads))
 
     def _begin_course(self, number: int, pending: _Pending, stashed: PeekStashed) -> None:
@@ -559,7 +538,7 @@ class PendingReads:
         more = course.next() is not None
         self._reply(pending, inline, more=more)
         if not more:
-            self._forget(number, answered=True)
+            self._end(pending, None, answered=True)
 
     def _read_part(self, number: int, course: StashedTransfer) -> None:
         state, key = self._state, course.next()
@@ -576,29 +555,28 @@ class PendingReads:
         if pending is None or pending.course is None:
             return
         if message.error is not None:
-            self._fail(message.number, message.error, answered=True)
+            self._end(pending, message.error, answered=True)
         elif message.arrow is None:
             limit = self._state.settings.stash_orphan_ms
             text = (
                 f"the read of {pending.entry.name} was not taken within {limit} ms "
                 "(stash_orphan_ms): its result is gone; read again"
             )
-            self._fail(message.number, DeadlineExceeded(text), answered=True)
+            self._end(pending, DeadlineExceeded(text), answered=True)
         else:
             more = pending.course.sent()
             self._reply(pending, message.arrow, more=more)
             if not more:
-                self._forget(message.number, answered=True)
+                self._end(pending, None, answered=True)
 
     def delivered(self, session: str, request: int) -> bool:
         """Delete the part that the client was sent, and read the next. Return False if there is no
         such read."""
-        number = self._by_request.get((session, request))
-        pending = None if number is None else self._pending[number]
-        if number is None or pending is None or pending.course is None:
+        pending = self._open.get((session, request))
+        if pending is None or pending.course is None:
             return False
         self._remove(pending.course.passed_on())
-        self._read_part(number, pending.course)
+        self._read_part(pending.id, pending.course)
         return True
 
     def unread(self, keys: list[str]) -> None:
@@ -620,47 +598,24 @@ class PendingReads:
         if pending.serve is not None:
             text = f"{pending.entry.name} has no contents yet: none came within "
             why = self._state.waiting_for(pending.entry)
-            self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
+            self._end(pending, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
             return
         what = "wait for" if pending.read is None else "read of"
         if pending.uuid is not None:
             why = "the replica has not answered the peek"
         else:
-            why = self._state.waiting_for(pending.entry)
+            why = self._state.waiting_for(pending.awaits or pending.entry)
         text = f"{what} {pending.entry.name} at {pending.time}: not within "
-        self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
-
-    def running(self) -> Iterator[RunningRequest]:
-        """Yield all requests with the rights that they need."""
-        for (session, request), number in self._by_request.items():
-            yield RunningRequest(session, request, self._pending[number].rights)
-
-    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
-        """Cancel a request with an error (None: its client has asked for it). Return False if
-        there is none of that number."""
-        number = self._by_request.get((session, request))
-        if number is None:
-            return False
-        self._fail(number, error or OperationCanceled("canceled on request"))
-        return True
-
-    def session_closed(self, session: str) -> None:
-        """Drop the requests of a closed session."""
-        for (path, _), number in list(self._by_request.items()):
-            if path == session:
-                self._forget(number)
+        self._end(pending, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
 
     def dropped(self, entry: CatalogObject) -> None:
-        """Fail the requests that wait for a dropped object."""
-        for number, pending in list(self._pending.items()):
-            if pending.entry.id == entry.id:
-                self._fail(number, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
+        """Fail the requests that wait for a dropped object; without an index they are read by the
+        next way."""
+        if entry.kind == INDEX:
+            self.advanced(entry.id)
+        super().dropped(entry)
 
     # -- reporting -----------------------------------------------------------------------------
-
-    def by_session(self) -> Counter[str]:
-        """Return the number of requests of each session."""
-        return Counter(path for path, _ in self._by_request)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the requests' rows of ``penstock.peeks``."""
@@ -674,7 +629,7 @@ class PendingReads:
                 state = "waiting until sealed" if pending.ready else "checking"
             yield (
                 pending.session.path,
-                pending.request,
+                pending.number,
                 "wait" if pending.read is None else "read",
                 pending.entry.name,
                 pending.time,
@@ -684,37 +639,33 @@ class PendingReads:
                 pending.uuid,
             )
 
-    def _fail(self, number: int, error: PenstockError, *, answered: bool = False) -> None:
-        pending = self._pending[number]
-        reply_error(pending.session, pending.request, error)
-        self._forget(number, answered=answered)
-
-    def _waits_no_more(self, number: int, id_: ObjectId) -> None:
-        waiting = self._waiting.get(id_)
-        if waiting is not None:
-            waiting.pop(number, None)
+    def _waits_no_more(self, pending: _Pending) -> None:
+        awaited, pending.awaits = pending.awaits, None
+        if awaited is not None:
+            waiting = self._waiting[awaited.id]
+            del waiting[pending.id]
             if not waiting:
-                del self._waiting[id_]
+                del self._waiting[awaited.id]
 
-    def _forget(self, number: int, *, answered: bool = False) -> None:
-        pending = self._pending.pop(number)
-        self._waits_no_more(number, pending.entry.id)
+    def _end(
+        self, pending: _Pending, error: PenstockError | None, *, answered: bool = False
+    ) -> None:
+        """See `OpenRequests`. `answered`: its peek has ended."""
+        if error is not None:
+            reply_error(pending.session, pending.number, error)
+        self._waits_no_more(pending)
+        del self._pending[pending.id]
         pending.timer.cancel()
         if pending.course is not None:
             # The peek is over: only parts are left to delete.
             self._remove(pending.course.abandoned())
             answered = True
-        del self._by_request[pending.session.path, pending.request]
+        self._closed(pending)
         if pending.uuid is not None:
             del self._by_uuid[pending.uuid]
             # Removes the peek from the history, too: a replica that connects later must not run it.
             if not answered:
                 self._state.command(CancelPeek(pending.uuid))
-
-
-def _check_time(what: str, time: Time) -> None:
-    if not 0 <= time <= TIME_MAX:
-        raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
 
 
 def pin_objects(desk: ControllerState, asked: PinObjects) -> PinnedObjects:

@@ -67,6 +67,8 @@ class RelationRead(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError | None = None
 
 
+_ACTORS: Final = relation_of("penstock.actors")
+_JOBS: Final = relation_of("penstock.spark_jobs")
 _Make: TypeAlias = Callable[[RelationInputs], Iterable[Row]]
 
 
@@ -101,8 +103,8 @@ class SystemRelations:
             "copies_from": lambda _: sources.copies.rows(),
             "sessions": lambda found: self._sessions(found.role),
             "errors": lambda found: self._errors(found.role),
-            "spark_jobs": lambda found: map(_job_row, found.jobs),
-            "actors": lambda _: self._actors(),
+            "spark_jobs": lambda found: map(_JOBS.row, found.jobs),
+            "actors": lambda _: map(_ACTORS.row, state.ctx.actors()),
             "memory": lambda _: map(msgspec.structs.astuple, state.persist.ledger.uses()),
             "sources": lambda found: sources.rows(found.role),
             "source_tables": lambda found: sources.table_rows(found.role),
@@ -316,38 +318,7 @@ class SystemRelations:
         for row in self._sources.error_rows(role):
             yield *row, 0
 
-    def _actors(self) -> Iterator[Row]:
-        for each in self._state.ctx.actors():
-            yield (
-                each.path,
-                each.state,
-                each.doing,
-                each.depth,
-                each.depth_max,
-                each.received,
-                each.busy_ms,
-                each.effects,
-                each.crashes,
-            )
-
 
 def _relations() -> Iterator[Row]:
     for relation in RELATIONS.values():
         yield relation.name, relation.kept_by, len(relation.columns), relation.text
-
-
-def _job_row(note: JobNote) -> Row:
-    return (
-        note.id,
-        note.dataflow,
-        note.kind,
-        note.state,
-        note.asked_ms,
-        note.waited_ms,
-        note.ms,
-        note.spark_ms,
-        note.rows,
-        note.tasks_done,
-        note.tasks,
-        note.error,
-    )

@@ -21,7 +21,6 @@ empty upper.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -31,13 +30,14 @@ from actors.control.controller.catalog.boot import shard_import
 from actors.control.controller.catalog.catalog import INDEX, CatalogObject
 from actors.control.controller.holds import subscribe_holder
 from actors.control.controller.messages import changes_bytes
+from actors.control.controller.open_requests import OpenRequests
 from actors.control.controller.reads.fanout import (
     BatchBlobs,
     BatchReader,
     FanoutMember,
     SubscribeFanout,
 )
-from actors.control.controller.roles.revocation import TRUSTED, HeldRights, RunningRequest
+from actors.control.controller.roles.revocation import TRUSTED, HeldRights
 from actors.control.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.model.protocol.api import RequestDone, SubscribeChanges, SubscribeObject
 from actors.model.protocol.compute import (
@@ -49,11 +49,9 @@ from actors.model.protocol.compute import (
 from actors.runtime.errors import (
     ConnectionBroken,
     InvalidUsage,
-    OperationCanceled,
     PenstockError,
     ReadBelowSince,
     SlowSubscriber,
-    UnknownObject,
     from_wire,
 )
 from actors.runtime.kernel import ActorAddress
@@ -89,7 +87,7 @@ class PieceDue(msgspec.Struct, frozen=True, gc=False):
 
 class _Subscription(FanoutMember, eq=False, kw_only=True):
     session: ActorAddress[Any]
-    request: int
+    number: int
     entry: CatalogObject
     rights: HeldRights
     held: bool = False
@@ -104,19 +102,18 @@ class _Subscription(FanoutMember, eq=False, kw_only=True):
     """Position in a batch of blobs that was not sent whole yet."""
 
 
-class RunningSubscribes:
+class RunningSubscribes(OpenRequests[_Subscription]):
     """All running subscribes."""
 
+    canceled_text = "unsubscribed"
+
     def __init__(self, state: ControllerState) -> None:
+        super().__init__()
         self._state = state
         self._fanout = SubscribeFanout(state.transient_id)
-        self._by_request: dict[tuple[str, int], _Subscription] = {}
         self._by_holder: dict[str, _Subscription] = {}
         self._ended_early: dict[str, ShardId] = {}
         """Holds that are still being taken, for subscribes that have ended."""
-
-    def __len__(self) -> int:
-        return len(self._by_request)
 
     # -- beginning -----------------------------------------------------------------------------
 
@@ -144,7 +141,7 @@ class RunningSubscribes:
             session.reply(RequestDone(request.request))
             return
         if start is not None:
-            state.check_ahead(what, start)
+            state.check_time(what, start)
         # Nothing precedes ``from_=0``: it means the contents at time 0, like an as_of.
         if request.from_:
             as_of, snapshot, delivered = request.from_ - 1, False, request.from_
@@ -176,11 +173,11 @@ class RunningSubscribes:
             reported=delivered,
             hold=as_of,
             session=session,
-            request=request.request,
+            number=request.request,
             entry=entry,
             rights=rights,
         )
-        self._by_request[session.path, request.request] = made
+        self._opened(made)
         self._by_holder[subscribe_holder(id_)] = made
         self._hold(made)
 
@@ -273,8 +270,8 @@ class RunningSubscribes:
     def _over(self, made: _Subscription, upper: Frontier) -> None:
         """End a subscribe that has had everything below its `up_to`."""
         if not is_empty(upper):
-            made.session.reply(SubscribeChanges(made.request, upper, EMPTY))
-        made.session.reply(RequestDone(made.request))
+            made.session.reply(SubscribeChanges(made.number, upper, EMPTY))
+        made.session.reply(RequestDone(made.number))
         self._end(made, None)
 
     # -- pieces --------------------------------------------------------------------------------
@@ -360,7 +357,7 @@ class RunningSubscribes:
         # A piece leaves the interval open: its upper is its lower.
         upper = made.reported if partial else made.delivered
         reads = made.rights.reads if arrow is not None else ()
-        changes = SubscribeChanges(made.request, made.reported, upper, arrow, partial, reads)
+        changes = SubscribeChanges(made.number, made.reported, upper, arrow, partial, reads)
         with use_context(traceparent):
             made.session.reply(changes)
         made.reported = upper
@@ -370,7 +367,7 @@ class RunningSubscribes:
 
     def passed_on(self, session: str, request: int, size: int) -> None:
         """Count the bytes that the session has passed on; a paused subscribe may resume."""
-        made = self._by_request.get((session, request))
+        made = self._open.get((session, request))
         if made is None:
             return
         made.in_flight = max(0, made.in_flight - size)
@@ -385,7 +382,7 @@ class RunningSubscribes:
         """End the subscribes that take nothing of what waits for them."""
         limit = self._state.settings.subscribe_idle_ms
         now = self._state.ctx.monotonic_ms()
-        for made in list(self._by_request.values()):
+        for made in list(self._open.values()):
             # Its hold pins history, which must not be kept forever for a client that does not read.
             if made.in_flight and now - made.taken_ms >= limit:
                 text = (
@@ -410,17 +407,13 @@ class RunningSubscribes:
 
     # -- reporting -----------------------------------------------------------------------------
 
-    def by_session(self) -> Counter[str]:
-        """Return the number of subscribes of each session."""
-        return Counter(path for path, _ in self._by_request)
-
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of ``penstock.subscribes``."""
         now = self._state.ctx.monotonic_ms()
-        for made in self._by_request.values():
+        for made in self._open.values():
             yield (
                 made.session.path,
-                made.request,
+                made.number,
                 made.name,
                 None if is_empty(made.reported) else made.reported,
                 None if is_empty(made.delivered) else made.delivered,
@@ -432,40 +425,14 @@ class RunningSubscribes:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def running(self) -> Iterator[RunningRequest]:
-        """Yield all subscribes with the rights that they need."""
-        for (session, request), made in self._by_request.items():
-            yield RunningRequest(session, request, made.rights)
-
-    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
-        """End a subscribe with an error (None: its client has asked for it). Return False if there
-        is none of that number."""
-        made = self._by_request.get((session, request))
-        if made is None:
-            return False
-        self._end(made, error or OperationCanceled("unsubscribed"))
-        return True
-
-    def session_closed(self, session: str) -> None:
-        """End the subscribes of a closed session."""
-        for (path, _), made in list(self._by_request.items()):
-            if path == session:
-                self._end(made, None)
-
-    def dropped(self, entry: CatalogObject) -> None:
-        """End the subscribes to a dropped object."""
-        for made in list(self._by_request.values()):
-            if made.entry.id == entry.id:
-                self._end(made, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
-
     def _end(self, made: _Subscription, error: PenstockError | None) -> None:
         if error is not None:
-            reply_error(made.session, made.request, error)
+            reply_error(made.session, made.number, error)
         if made.way is not None:
             self._remove(made.way.abandoned())
             made.way = None
         holder = subscribe_holder(made.id)
-        del self._by_request[made.session.path, made.request]
+        self._closed(made)
         del self._by_holder[holder]
         self._tell(self._fanout.leave(made))
         if made.held:

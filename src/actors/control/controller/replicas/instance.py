@@ -23,16 +23,15 @@ from actors.control.controller.replicas.replica import (
 )
 from actors.control.controller.replicas.replica_merge import MergedResponses, ReplicaMerge
 from actors.durable.persist import CompareAndSet, PersistClient
+from actors.durable.persist.small_documents import decode_document
 from actors.model.protocol.api import ChangeReplicas, ReplicaReport, ReplicaStatus
 from actors.model.protocol.compute import Command
 from actors.replica.cluster.client import LocalClient
 from actors.replica.cluster.cluster import ClusterStatistics
 from actors.replica.cluster.hosts import LocalReplicas
 from actors.runtime.errors import (
-    CorruptData,
     InvalidUsage,
     PenstockError,
-    StateDirectoryError,
     StorageError,
     UnknownObject,
 )
@@ -51,12 +50,6 @@ FORMAT_VERSION: Final = 1
 ATTEMPTS_MAX: Final = 5
 
 
-class _Format(msgspec.Struct, frozen=True):
-    """The part of the document that every version can read."""
-
-    format: int
-
-
 class ReplicaSet(msgspec.Struct, frozen=True):
     """The durable document."""
 
@@ -72,17 +65,9 @@ def encode(setting: int, names: Sequence[str]) -> bytes:
 
 
 def decode(data: bytes) -> ReplicaSet:
-    """Return the decoded document. Raises `StateDirectoryError` (another format), `CorruptData`."""
-    try:
-        found = msgspec.msgpack.decode(data, type=_Format).format
-        if found != FORMAT_VERSION:
-            raise StateDirectoryError(
-                f"the document of replicas has format {found}; this version knows "
-                f"{FORMAT_VERSION}: use the version that wrote it, or another state directory"
-            )
-        return msgspec.msgpack.decode(data, type=ReplicaSet)
-    except msgspec.MsgspecError as error:
-        raise CorruptData(f"consensus key {REPLICAS_KEY!r}: {error}", determinate=True) from None
+    """Return the decoded document. Raises `StateDirectoryError` (a newer format), `CorruptData`."""
+    what = "the document of replicas"
+    return decode_document(REPLICAS_KEY, data, ReplicaSet, what=what, format=FORMAT_VERSION)
 
 
 def names_of(found: ReplicaSet | None, setting: int) -> tuple[str, ...]:
@@ -243,8 +228,8 @@ class FixedReplicas:
 
 
 class LocalReplicaSupply:
-    """The replicas of this process. `wrap` decorates each connection, `wrap_storage` those to a
-    storage half; `remember` makes their names durable."""
+    """The replicas of this process. `wrap` decorates each connection to a half; `remember` makes
+    their names durable."""
 
     owner = ""
     arrivals = None
@@ -253,12 +238,10 @@ class LocalReplicaSupply:
         self,
         hosts: LocalReplicas,
         wrap: Callable[[LocalClient, str], ReplicaClient],
-        wrap_storage: Callable[[LocalClient], ReplicaClient],
         remember: Remember,
     ) -> None:
         self._hosts = hosts
         self._wrap = wrap
-        self._wrap_storage = wrap_storage
         self._remember = remember
 
     async def keep(self, names: Sequence[str]) -> None:
@@ -282,7 +265,8 @@ class LocalReplicaSupply:
 
         async def connect() -> ReplicaClient:
             # One replica alone: an external system should be read once.
-            return self._wrap_storage(await self._hosts.connect_storage(self._hosts.names[0]))
+            name = self._hosts.names[0]
+            return self._wrap(await self._hosts.connect(name, "storage"), name)
 
         return connect
 

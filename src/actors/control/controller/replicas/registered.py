@@ -24,7 +24,6 @@ from actors.model.protocol.compute import Hello, InitializationComplete
 from actors.replica.cluster.checked import CheckedClient
 from actors.replica.cluster.client import ClusterClient, connect
 from actors.replica.cluster.cluster import ClusterStatistics
-from actors.replica.cluster.storage_connection import connect_storage
 from actors.runtime.errors import ConnectionBroken, InvalidUsage, PenstockError, StorageError
 from actors.runtime.settings import Settings
 
@@ -118,7 +117,7 @@ class RegisteredReplicas:
         return client
 
     async def _to_storage(self, found: ReplicaRegistration) -> ReplicaClient:
-        wire = await connect_storage(found.storage_address, self._settings)
+        wire = await connect(found.storage_address, self._settings, "storage")
         return CheckedClient(wire, self._settings, "storage")
 
     @property

@@ -5,9 +5,9 @@ replays Hello and the history, sends later commands, and returns responses with 
 and the number of their connection, so that late ones can be told apart. A connection that fails in
 any way is given up whole.
 
-It serves one half. A `CommandGate` withholds compute's Schedules beyond the number of dataflows
-that may hydrate at a time (`HydrationTracker`); the history has them all. The storage half needs no
-gate.
+It serves one half. A `HydrationTracker` withholds compute's Schedules beyond the number of
+dataflows that may hydrate at a time; the history has them all. Of the storage half it withholds
+nothing.
 
 A link is a part of the controller and runs in its task: it never waits. What takes time
 (connecting, a command without room, the next response) runs in effects, whose results come back as
@@ -33,8 +33,6 @@ from actors.model.protocol.compute import (
     Frontiers,
     Hello,
     Peek,
-    PeekResponse,
-    PeekRows,
     Response,
     ScheduleDataflow,
     StatusResponse,
@@ -48,6 +46,10 @@ from actors.runtime.progress import ObjectId, ShardId, is_empty
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TRACEPARENT, split_context, with_context
 from actors.runtime.threshold_probes import HYDRATION_QUEUE
+
+HYDRATION_SLOT_MS: Final = 10_000
+"""Time after which a dataflow that still reads its first contents lets one more begin; as many as
+`hydrations_max` go on so."""
 
 # Limits how many dataflows of one connection hydrate at a time, by withholding Schedules. Pure
 # A dataflow *hydrates* from its Schedule until its output is strictly beyond its `as_of`; that is
@@ -168,7 +170,7 @@ class HydrationTracker:
         return self._next()
 
     def slots_due(self) -> list[Any]:
-        """Return the Schedules to send, now that one more `hydration_slot_ms` has passed."""
+        """Return the Schedules to send, now that one more `HYDRATION_SLOT_MS` has passed."""
         for id, is_old in self._taken.copy().items():
             if is_old and self._queue and len(self._overdue) < self._limit:
                 self._free(id)
@@ -246,60 +248,6 @@ LOTS_MAX: Final = 4
 """Number of such lots on their way from the connection to the controller."""
 
 
-class CommandGate(Protocol):
-    """Withholds commands of a connection until its responses release them."""
-
-    @property
-    def waiting(self) -> int:
-        """Return the number of withheld commands."""
-        ...
-
-    def command(self, command: Any, /) -> Iterable[Any]:
-        """Return the commands to send now."""
-        ...
-
-    def responded(self, response: Any, /) -> Sequence[Any]:
-        """Return the commands that a response releases."""
-        ...
-
-    def resume(self) -> Sequence[Any]:
-        """Return the commands that an event of another connection has released."""
-        ...
-
-    def slots_due(self) -> Sequence[Any]:
-        """Return the commands that the passing of time has released."""
-        ...
-
-    def close(self) -> None:
-        """Take note that the connection has ended."""
-        ...
-
-
-class OpenGate:
-    """A gate that withholds nothing."""
-
-    waiting = 0
-
-    def command(self, command: Any) -> Iterable[Any]:
-        """See `CommandGate`."""
-        return (command,)
-
-    def responded(self, response: Any) -> Sequence[Any]:
-        """See `CommandGate`."""
-        return ()
-
-    def resume(self) -> Sequence[Any]:
-        """See `CommandGate`."""
-        return ()
-
-    def slots_due(self) -> Sequence[Any]:
-        """See `CommandGate`."""
-        return ()
-
-    def close(self) -> None:
-        """See `CommandGate`."""
-
-
 class ReplicaClient(Protocol):
     """One connection to a half of a cluster; responses are merged over its workers."""
 
@@ -310,11 +258,6 @@ class ReplicaClient(Protocol):
     def offer(self, commands: Sequence[Any], /) -> int:
         """Send as many of the first commands as possible without waiting; return their number.
         Raises as `send`, for the first."""
-        ...
-
-    def answer(self, peek: Peek, /) -> PeekRows | None:
-        """Return the answer to a peek if it is there already, so that the peek need not be sent;
-        else None."""
         ...
 
     async def receive(self) -> Any:
@@ -378,13 +321,6 @@ class _Received(msgspec.Struct, frozen=True, gc=False):
     responses: tuple[Any, ...]
 
 
-class _Answered(msgspec.Struct, frozen=True, gc=False):
-    """A peek was answered without the workers."""
-
-    incarnation: int
-    response: PeekResponse
-
-
 class ConnectionLost(msgspec.Struct, frozen=True, gc=False):
     """Connection number `incarnation` failed."""
 
@@ -397,7 +333,7 @@ class _Retry(msgspec.Struct, frozen=True, gc=False):
 
 
 class _SlotsDue(msgspec.Struct, frozen=True, gc=False):
-    """`hydration_slot_ms` have passed."""
+    """`HYDRATION_SLOT_MS` have passed."""
 
     incarnation: int
 
@@ -406,7 +342,7 @@ class LinkTurn(msgspec.Struct, frozen=True, gc=False):
     """The controller's own message: the result of an effect of a link, for `ReplicaLink.turn`."""
 
     link: ReplicaLink
-    event: _Connected | _Sent | _Received | _Answered | ConnectionLost | _Retry | _SlotsDue
+    event: _Connected | _Sent | _Received | ConnectionLost | _Retry | _SlotsDue
 
 
 class ReplicaLink:
@@ -466,9 +402,8 @@ class ReplicaLink:
             return
         if isinstance(command, Peek | ScheduleDataflow):
             command = with_context(command, TRACEPARENT.get())
-        if not self._answers(command):
-            self._outbox.extend(self._gate.command(command))
-            self._send()
+        self._outbox.extend(self._gate.command(command))
+        self._send()
 
     def replay(self, incarnation: int, commands: Iterable[Any]) -> None:
         """Give connection number `incarnation` the history, with all commands that were pushed
@@ -503,8 +438,6 @@ class ReplicaLink:
                 if incarnation == self.incarnation:
                     self._room.release()
                     return [self._passed_on(response) for response in responses]
-            case _Answered(incarnation, answer):
-                return (ReplicaResponse(self._name, incarnation, answer),)
             case ConnectionLost(incarnation, error):
                 if incarnation == self.incarnation and not self._closed:
                     return (self._lost(error),)
@@ -548,9 +481,7 @@ class ReplicaLink:
     def _failed(self, incarnation: int, error: Exception) -> LinkTurn:
         return LinkTurn(self, ConnectionLost(incarnation, error))
 
-    def _new_gate(self) -> CommandGate:
-        if self._half == "storage":
-            return OpenGate()
+    def _new_gate(self) -> HydrationTracker:
         return HydrationTracker(self._settings.hydrations_max, self._turns)
 
     def resume(self) -> None:
@@ -560,7 +491,7 @@ class ReplicaLink:
     def _time_slots(self) -> None:
         if self._half == "compute":
             due = LinkTurn(self, _SlotsDue(self.incarnation))
-            self._ctx.after(self._settings.hydration_slot_ms, due)
+            self._ctx.after(HYDRATION_SLOT_MS, due)
 
     def _release(self, commands: Sequence[Any]) -> None:
         """Send what the gate has released."""
@@ -606,19 +537,6 @@ class ReplicaLink:
         self._receiving = self._ctx.effect(
             receive, done=lambda _: None, failed=lambda error: self._failed(incarnation, error)
         )
-
-    def _answers(self, command: Any) -> bool:
-        """Answer a peek whose answer is there already. Return whether that was possible."""
-        # A traced peek takes the long way, so that its spans show it.
-        if not isinstance(command, Peek) or self._client is None:
-            return False
-        rows = self._client.answer(command)
-        if rows is None:
-            return False
-        answer = _Answered(self.incarnation, PeekResponse(command.uuid, rows))
-        # By the mailbox: the caller has not finished asking.
-        self._ctx.self.reply(LinkTurn(self, answer))
-        return True
 
     def _passed_on(self, response: Any) -> ReplicaResponse:
         # Only a response resets the backoff: a replica that accepts and then fails keeps its

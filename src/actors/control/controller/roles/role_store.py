@@ -20,9 +20,9 @@ import msgspec
 
 from actors.control.access.access_rules import UNPROVEN, AccessRules
 from actors.control.access.role_registry import CONNECT, OWN, RIGHTS, ROLES_KEY, RoleRegistry
+from actors.control.controller.catalog.boot import load_roles
 from actors.control.controller.catalog.catalog import SOURCE_TABLE, TABLE, VIEW, CatalogObject
 from actors.control.controller.roles.request_rights import object_named
-from actors.control.controller.roles.role_record import load_roles
 from actors.control.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.durable.persist import CompareAndSet
 from actors.model.pgwire.scram import ScramVerifier, parse_verifier
@@ -35,6 +35,7 @@ from actors.model.protocol.role_messages import (
     ListRoles,
     RoleRight,
     RolesReport,
+    RoleStatement,
     RoleStatus,
 )
 from actors.runtime.errors import (
@@ -50,7 +51,6 @@ from actors.runtime.settings import Settings
 
 log = logging.getLogger("penstock.controller")
 
-RoleRequest: TypeAlias = CreateRole | AlterRole | DropRoles | ChangeRights
 ChangeRegistry: TypeAlias = Callable[[RoleRegistry], RoleRegistry]
 _DIGEST_BYTES: Final = 32
 _READABLE: Final = frozenset({TABLE, SOURCE_TABLE, VIEW})
@@ -118,7 +118,7 @@ class RoleStore:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def submit(self, session: ActorAddress[Any], request: RoleRequest, role: str | None) -> None:
+    def submit(self, session: ActorAddress[Any], request: RoleStatement, role: str | None) -> None:
         """Queue a change for a session of this role. Raises `UnknownObject` and `InvalidUsage` for
         what is wrong in any case."""
         change, text = self._change_of(request, role)
@@ -185,7 +185,7 @@ class RoleStore:
 
     # -- changes -----------------------------------------------------------------------------------
 
-    def _change_of(self, request: RoleRequest, role: str | None) -> tuple[ChangeRegistry, str]:
+    def _change_of(self, request: RoleStatement, role: str | None) -> tuple[ChangeRegistry, str]:
         """Return the change that a request of this role asks for, and the answer to it."""
         settings = self._state.settings
         match request:

@@ -1,4 +1,4 @@
-"""Group commit: carries out one group of writes for the table writer.
+"""Group commit: carries out one group of writes for the table writer, at one time of the oracle.
 
 The order is the same for every group: fit the rows → look up the rows that they touch → apply in
 order → one oracle time → durable parts → ONE append over all written shards that moves the shared
@@ -38,32 +38,27 @@ from actors.durable.persist import (
     UpperMismatch,
     placed,
 )
+from actors.durable.persist.small_documents import decode_document
 from actors.model.protocol.api import TableChange
 from actors.runtime.errors import (
-    CorruptData,
     InvalidUsage,
     PenstockError,
-    StateDirectoryError,
     TypeMismatch,
     WriterFenced,
 )
 from actors.runtime.kernel import ActorClock
 from actors.runtime.progress import TIME_MAX, Frontier, ObjectId, ShardId, Time
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import GROUP_ON_LOOP
+
+LOOP_BYTES_MAX = 16 * 1024
+"""Bytes of a group that is worked on on the event loop, beyond which a thread is used: with one a
+commit of one row takes 2.6 × (November 2026)."""
+
+log = logging.getLogger("penstock.controller")
 
 T = TypeVar("T")
 
-# -- The timestamp oracle: strictly increasing times, reserved durably ahead of their use ----------
-# A time is ``max(wall clock, last + 1)``. No time is given out before a reservation beyond it is
-# durable under the consensus key `oracle`. Reserving ahead (`oracle_reserve_ms`) makes it one
-# durable write for many times.
-#
-# Times strictly increase over all restarts; a wall clock that jumps back or stands still only makes
-# times denser than milliseconds would be. `TimestampOracle` is pure: the owner feeds it the clock
-# and carries out the reservations it asks for (`DurableOracle` does both). It does not order reads:
-# those name a time that was written.
-
+# -- the timestamp oracle --------------------------------------------------------------------------
 
 ORACLE_KEY: Final = "oracle"
 FORMAT_VERSION: Final = 1
@@ -77,7 +72,17 @@ class OracleReservation(msgspec.Struct, frozen=True):
 
 
 class TimestampOracle:
-    """Gives times, and the reservations that they need first."""
+    """Gives strictly increasing times, and the reservations that they need first.
+
+    A time is ``max(wall clock, last + 1)``. No time is given out before a reservation beyond it is
+    durable under the consensus key `oracle`. Reserving ahead (`oracle_reserve_ms`) makes it one
+    durable write for many times.
+
+    Times strictly increase over all restarts; a wall clock that jumps back or stands still only
+    makes times denser than milliseconds would be. The oracle is pure: the owner feeds it the clock
+    and carries out the reservations it asks for (`DurableOracle` does both). It does not order
+    reads: those name a time that was written.
+    """
 
     def __init__(self, reserved: Time, reserve_ms: int) -> None:
         # An earlier process may have given out any time below its reservation.
@@ -113,16 +118,10 @@ class TimestampOracle:
 
 def decode_reservation(data: bytes) -> Time:
     """Return the reserved time. Raises `StateDirectoryError` for a newer format, `CorruptData`."""
-    try:
-        reservation = msgspec.msgpack.decode(data, type=OracleReservation)
-    except msgspec.MsgspecError as error:
-        raise CorruptData(f"consensus key {ORACLE_KEY!r}: {error}", determinate=True) from None
-    if reservation.format > FORMAT_VERSION:
-        raise StateDirectoryError(
-            f"the oracle's record has format {reservation.format}; this version knows "
-            f"{FORMAT_VERSION}: use the version that wrote it, or a newer one"
-        )
-    return reservation.reserved
+    what = "the oracle's record"
+    return decode_document(
+        ORACLE_KEY, data, OracleReservation, what=what, format=FORMAT_VERSION
+    ).reserved
 
 
 def encode_reservation(reserved: Time) -> bytes:
@@ -136,29 +135,6 @@ def fenced(expected: int | None) -> WriterFenced:
         f"the oracle's record is no longer at seqno {expected}: another service uses this state",
         determinate=True,
     )
-
-
-log = logging.getLogger("penstock.controller")
-
-
-class CommitOutcome(msgspec.Struct, frozen=True):
-    """The result of a group."""
-
-    outcomes: tuple[int | PenstockError, ...]
-    """Number of rows changed by each write, or its error."""
-    time: Time
-    upper: Frontier
-    """Shared upper of the tables after the group."""
-    shards: tuple[ShardId, ...] = ()
-    """Shards that were appended to."""
-    repeated: bool = False
-    """True if the copy had been appended before, at `time`."""
-
-
-class PlannedWrite(msgspec.Struct, frozen=True):
-    """One write of a group: its changes with the tables they name."""
-
-    changes: tuple[tuple[TableTarget, TableChange], ...]
 
 
 class DurableOracle:
@@ -197,6 +173,29 @@ class DurableOracle:
         return oracle.give(time)
 
 
+# -- groups ----------------------------------------------------------------------------------------
+
+
+class CommitOutcome(msgspec.Struct, frozen=True):
+    """The result of a group."""
+
+    outcomes: tuple[int | PenstockError, ...]
+    """Number of rows changed by each write, or its error."""
+    time: Time
+    upper: Frontier
+    """Shared upper of the tables after the group."""
+    shards: tuple[ShardId, ...] = ()
+    """Shards that were appended to."""
+    repeated: bool = False
+    """True if the copy had been appended before, at `time`."""
+
+
+class PlannedWrite(msgspec.Struct, frozen=True):
+    """One write of a group: its changes with the tables they name."""
+
+    changes: tuple[tuple[TableTarget, TableChange], ...]
+
+
 class WriteGroupCommit:
     """Commits groups of writes."""
 
@@ -221,7 +220,7 @@ class WriteGroupCommit:
         group (a store, a fence) is raised, and then no write of it was done unless the error is
         indeterminate."""
         upper = await self._known_upper()
-        small = not GROUP_ON_LOOP.exceeded_by(_bytes_of(writes))
+        small = _bytes_of(writes) <= LOOP_BYTES_MAX
         if self._contents.feeds_many:
             await self._clock.run_blocking(self._contents.feed_written)
         fitted = await self._worked(small, lambda: self._fitted(writes))

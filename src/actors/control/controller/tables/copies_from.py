@@ -21,8 +21,9 @@ from actors.connectors.sources import oneshot as files
 from actors.connectors.sources.file_reading import OPTIONS, check_options
 from actors.control.controller.catalog.catalog import CatalogObject
 from actors.control.controller.messages import AppendCopy, CopyAppended, CopyTurn, TablesAdvanced
+from actors.control.controller.open_requests import OpenRequests
 from actors.control.controller.replicas.replica import ReplicaLink
-from actors.control.controller.roles.revocation import TRUSTED, HeldRights, RunningRequest
+from actors.control.controller.roles.revocation import TRUSTED, HeldRights
 from actors.control.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.control.controller.tables.groups import TableTarget
 from actors.control.controller.tables.staged import StagedCopy, claim_parts, parts_of
@@ -41,7 +42,6 @@ from actors.model.protocol.storage import (
 )
 from actors.runtime.errors import (
     InvalidUsage,
-    OperationCanceled,
     PenstockError,
     ResourceBusy,
     UnknownObject,
@@ -91,8 +91,16 @@ class _Copy(msgspec.Struct, eq=False):
     def name(self) -> str:
         return self.command.uuid
 
+    @property
+    def number(self) -> int:
+        return self.request.request
 
-class CopiesFrom:
+    @property
+    def entry(self) -> TableTarget:
+        return self.target
+
+
+class CopiesFrom(OpenRequests[_Copy]):
     """All running copies from files. `target` returns a catalog entry as a table to write, or
     raises the reason why it cannot be written."""
 
@@ -103,13 +111,11 @@ class CopiesFrom:
         link: ReplicaLink | None,
     ) -> None:
         """`link` leads to the cluster's storage half; None: there is none."""
+        super().__init__()
         self._state = state
         self._target = target
         self._link = link
         self._copies: dict[str, _Copy] = {}
-
-    def __len__(self) -> int:
-        return len(self._copies)
 
     # -- beginning -----------------------------------------------------------------------------
 
@@ -159,6 +165,7 @@ class CopiesFrom:
             ConnectorConfiguration(KIND, msgspec.json.encode(wanted)),
         )
         made = self._copies[command.uuid] = _Copy(session, request, target, command, rights)
+        self._opened(made)
         persist, name = state.persist, made.name
 
         async def look() -> CopyFound:
@@ -186,7 +193,7 @@ class CopiesFrom:
         if made is None:
             return
         if message.error is not None:
-            self._end(made, message.error)
+            self._finish(made, message.error)
         elif message.done is not None:
             # If that append's outcome was unknown, the controller has not heard of its upper.
             self._state.ctx.self.reply(TablesAdvanced(message.tables_upper))
@@ -213,7 +220,7 @@ class CopiesFrom:
         self._far(
             made,
             CopyFromProgress(
-                made.request.request,
+                made.number,
                 made.state,
                 statistics.messages,
                 statistics.files_known or 0,
@@ -237,7 +244,7 @@ class CopiesFrom:
     def delivered(self, session: str, request: int) -> bool:
         """Note that the client was sent a report, and send the next. Return False if there is no
         such copy."""
-        made = self._of(session, request)
+        made = self._open.get((session, request))
         if made is None:
             return False
         made.telling = False
@@ -260,9 +267,9 @@ class CopiesFrom:
         self._push(CancelOneshotIngestion(made.name))
         made.state = "appending"
         if not isinstance(result, FilesStaged):
-            self._end(made, from_wire(result.code, result.text, True))
+            self._finish(made, from_wire(result.code, result.text, True))
             return
-        rows, number = sum(batch.rows for batch in result.batches), made.request.request
+        rows, number = sum(batch.rows for batch in result.batches), made.number
         read = (result.files, result.files, result.bytes, result.bytes)
         self._far(made, CopyFromProgress(number, made.state, *read, rows))
         state, target, name = self._state, made.target, made.name
@@ -280,7 +287,7 @@ class CopiesFrom:
             self._discard(() if copy is None else copy.parts)
             return
         if copy is None:
-            self._end(made, message.error or UnknownObject(f"table {made.target.name}"))
+            self._finish(made, message.error or UnknownObject(f"table {made.target.name}"))
             return
         try:
             entry = self._state.catalog.get(made.target.id)
@@ -292,14 +299,14 @@ class CopiesFrom:
         except (PenstockError, WouldBlock) as error:
             self._discard(copy.parts)
             late = ResourceBusy("too many writes wait already: try again later")
-            self._end(made, late if isinstance(error, WouldBlock) else error)
+            self._finish(made, late if isinstance(error, WouldBlock) else error)
 
     def _appended(self, message: CopyAppended) -> None:
         made = self._copies.get(message.name)
         if made is None:
             return
         if message.error is not None:
-            self._end(made, message.error)
+            self._finish(made, message.error)
         else:
             self._done(made, message.rows, message.time, repeated=message.repeated)
 
@@ -320,57 +327,30 @@ class CopiesFrom:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def running(self) -> Iterator[RunningRequest]:
-        """Yield the copies that have clients, with the rights that they need."""
-        for made in self._copies.values():
-            if not made.left:
-                yield RunningRequest(made.session.path, made.request.request, made.rights)
-
-    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
-        """Drop a copy with an error (None: its client has asked for it), unless the writer has it.
-        Return False if there is none of that number."""
-        made = self._of(session, request)
-        if made is None:
-            return False
-        self._leave(made, error or OperationCanceled("canceled on request"))
-        return True
-
-    def session_closed(self, session: str) -> None:
-        """Drop the copies of a closed session."""
-        for made in [each for each in self._copies.values() if each.session.path == session]:
-            self._leave(made, None)
-
-    def dropped(self, entry: CatalogObject) -> None:
-        """Fail the copies into a dropped table."""
-        for made in [each for each in self._copies.values() if each.target.id == entry.id]:
-            self._leave(made, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
-
-    def _of(self, session: str, request: int) -> _Copy | None:
-        for made in self._copies.values():
-            if (made.session.path, made.request.request, made.left) == (session, request, False):
-                return made
-        return None
-
-    def _leave(self, made: _Copy, error: PenstockError | None) -> None:
+    def _end(self, made: _Copy, error: PenstockError | None) -> None:
+        """Drop a copy, unless the writer has it."""
         if made.state == "appending":
             if isinstance(error, UnknownObject):
                 return  # the writer has the copy: its outcome follows
             if error is not None:
                 # The writer has the copy, which can no longer be canceled: it may be appended.
                 error.determinate = False
-                reply_error(made.session, made.request.request, error)
+                reply_error(made.session, made.number, error)
             made.left = True
+            self._closed(made)
             return
         if made.state == "reading":
             self._push(CancelOneshotIngestion(made.name))
-        self._end(made, error)
+        self._finish(made, error)
 
     def _done(self, made: _Copy, rows: int, time: int, *, repeated: bool) -> None:
         if not made.left:
-            made.session.reply(CopiedFrom(made.request.request, rows, time, repeated))
-        self._end(made, None)
+            made.session.reply(CopiedFrom(made.number, rows, time, repeated))
+        self._finish(made, None)
 
-    def _end(self, made: _Copy, error: PenstockError | None) -> None:
-        if error is not None and not made.left:
-            reply_error(made.session, made.request.request, error)
+    def _finish(self, made: _Copy, error: PenstockError | None) -> None:
+        if not made.left:
+            self._closed(made)
+            if error is not None:
+                reply_error(made.session, made.number, error)
         del self._copies[made.name]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,7 +36,6 @@ from actors.runtime.errors import (
     TypeMismatch,
 )
 from actors.runtime.progress import ObjectId, ShardId, Time
-from actors.runtime.threshold_probes import BULK_INSERT
 
 
 class TableTarget(msgspec.Struct, frozen=True):
@@ -287,19 +285,12 @@ def _contents(found: pa.Table) -> pa.Table:
 
 
 class KeyedOverlay(TableOverlay):
-    """A table with a PRIMARY KEY: the number of each key's row.
-
-    Many rows that are inserted before anything else happened are compared by their hashes, and
-    known one by one only when another change of the group asks for a row.
-    """
+    """A table with a PRIMARY KEY: the number of each key's row."""
 
     def __init__(self, target: TableTarget) -> None:
         super().__init__(target)
         self._current: dict[Hashable, int] = {}
         self._staged: dict[Hashable, int | None] = {}
-        self._bulk: tuple[int, pa.Table] | None = None
-        """Rows that were inserted at once, and the number of the first."""
-        self._bulk_staged = False
 
     def load(self, wanted: pa.Table, found: pa.Table) -> None:
         # Keys that are all new, as most are that are inserted.
@@ -328,17 +319,7 @@ class KeyedOverlay(TableOverlay):
             )
         return number
 
-    def _know_bulk(self) -> None:
-        """Know the rows that were inserted at once by their keys, for the changes that follow."""
-        bulk, self._bulk = self._bulk, None
-        if bulk is not None:
-            base, rows = bulk
-            keys = enumerate(identities(rows, self.schema.key))
-            into: dict[Hashable, Any] = self._staged if self._bulk_staged else self._current
-            into.update({key: base + row for row, key in keys})
-
     def change(self, change: FittedChange) -> int:
-        self._know_bulk()
         count = 0
         # Deletes first, inserts last: a delete and an insert of one key in one change replace its
         # row.
@@ -398,11 +379,6 @@ class KeyedOverlay(TableOverlay):
         base = self._add(rows)
         count: int = rows.num_rows
         staged, current = self._staged, self._current
-        if BULK_INSERT.exceeded_by(count) and not staged and not current:
-            check_distinct(self.target, rows.select(self.schema.key), "the insert brings")
-            self._bulk, self._bulk_staged = (base, rows), True
-            self._staged_emits.append((base, base + count, 1))
-            return count
         for row, key in enumerate(identities(rows, self.schema.key)):
             held = staged[key] if key in staged else current.get(key)
             if held is not None:
@@ -421,13 +397,10 @@ class KeyedOverlay(TableOverlay):
             else:
                 self._current[key] = number
         self._staged = {}
-        self._bulk_staged = False
         super().commit()
 
     def rollback(self) -> None:
         self._staged = {}
-        if self._bulk_staged:
-            self._bulk, self._bulk_staged = None, False
         super().rollback()
 
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from actors.model.plan.column_defaults import DefaultValues
 from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
-from actors.model.plan.updates import children_of, fit_texts, with_children
+from actors.model.plan.text_limits import children_of, fit_texts, with_children
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import (
     InvalidUsage,

@@ -32,10 +32,15 @@ from actors.runtime.errors import CorruptData, PenstockError
 from actors.runtime.kernel import ActorClock
 from actors.runtime.memory_ledger import MemoryUse
 from actors.runtime.progress import Frontier, ObjectId, Time
-from actors.runtime.threshold_probes import FED_ON_LOOP, UNFED_ROWS
 
 log = logging.getLogger("penstock.controller")
 
+UNFED_ROWS_MAX = 256
+"""Rows that were written are looked up by their keys until there are more, and then arranged. To
+arrange each row as it comes makes a commit of one row take 2.2 × (November 2026)."""
+LOOP_ROWS_MAX = 1_024
+"""Rows that are arranged on the event loop, beyond which a thread is used: with one a commit of one
+row takes 3.8 × (November 2026)."""
 MAINTAIN_EVERY: Final = 16
 """Number of inserts between two merges of an arrangement's runs."""
 PROBED_KEYS_MAX: Final = 16
@@ -63,7 +68,7 @@ class _UnfedUpdates:
             self.rows += table.num_rows
             self.tables.setdefault(target.id, (target, []))[1].append(table)
             # Rows of a bag are counted over all columns; and who writes many has them fed next.
-            if not target.schema.key or self.rows > UNFED_ROWS.limit:
+            if not target.schema.key or self.rows > UNFED_ROWS_MAX:
                 self.has_keys = False
             if self.has_keys:
                 by_key = self._by_key.setdefault(target.id, {})
@@ -125,9 +130,9 @@ class TableArrangements:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def view(self, id_: ObjectId, time: Time) -> ArrangementSnapshot | None:
-        """Return a table's contents at a time, arranged by its `lookup_key`; None if it is not
-        arranged, or does not hold that time at once. Call it on the event loop."""
+    def view(self, id_: ObjectId, time: Time) -> tuple[Arrangement, ArrangementSnapshot] | None:
+        """Return the arrangement of a table by its `lookup_key`, and its contents at a time; None
+        if it is not arranged, or does not hold that time at once. Call it on the event loop."""
         held = self._held.get(id_)
         if held is None:
             return None
@@ -137,7 +142,7 @@ class TableArrangements:
                 return None
         try:
             # Writes of other tables moved the shared upper alone.
-            return held.view(min(time + 1, held.upper))
+            return held, held.view(min(time + 1, held.upper))
         except PenstockError:
             return None  # earlier than its history, or dropped by a thread meanwhile
 
@@ -224,11 +229,11 @@ class TableArrangements:
     @property
     def feeds_many(self) -> bool:
         """Return whether what was written takes longer to feed than a thread to answer."""
-        return FED_ON_LOOP.exceeded_by(self._unfed.rows)
+        return self._unfed.rows > LOOP_ROWS_MAX
 
     def feed_due(self) -> None:
         """Feed what was written if it is much, or cannot be found by its keys. Blocking."""
-        if UNFED_ROWS.crossed(self._unfed.rows > UNFED_ROWS.limit or not self._unfed.has_keys):
+        if self._unfed.rows > UNFED_ROWS_MAX or not self._unfed.has_keys:
             self.feed_written()
 
     def feed_written(self) -> None:

@@ -10,27 +10,19 @@ from sqlglot import exp
 from actors.doors.postgres.pg_catalog.catalog_errors import NOT_SUPPORTED, CatalogQueryError
 from actors.doors.postgres.pg_catalog.function_calls import (
     AGGREGATES,
-    WINDOW_FUNCTIONS,
     FunctionCatalog,
+    decide_arguments,
 )
-from actors.doors.postgres.pg_catalog.pg_types import (
-    ANYELEMENT,
-    BOOL,
-    ELEMENT_OF,
-    FLOAT8,
-    INT8,
-    JSON,
-    JSONB,
-    NAME,
-    NUMERIC,
-    RECORD,
-    TEXT,
-    TIMESTAMPTZ,
-    UNKNOWN,
-)
+from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF
 from actors.doors.postgres.pg_catalog.query_scope import QueryScope
-from actors.doors.postgres.pg_catalog.sql_dialect import identifier_name
-from actors.doors.postgres.pg_catalog.typed_sql import TypedSql, array_type, cast_value, decide_type
+from actors.doors.postgres.pg_catalog.sql_dialect import (
+    called_function,
+    called_name,
+    identifier_name,
+    refuse_unread,
+)
+from actors.doors.postgres.pg_catalog.typed_sql import TypedSql, cast_value, decide_type
+from actors.model.pgwire import type_oids as pg
 
 _CAST_FUNCTIONS: Final = frozenset({"text", "oid", "int4", "int8", "name", "varchar"})
 """Types whose names are functions, too, and then casts."""
@@ -81,32 +73,23 @@ class CallCompiler:
                     self._context.compile(node.expression, scope),
                 ],
             ),
-            exp.Substring: self._substring,
-            exp.StrPosition: lambda node, scope: self.call(
-                "strpos",
-                [
-                    self._context.compile(node.this, scope),
-                    self._context.compile(node.args["substr"], scope),
-                ],
-            ),
-            exp.Trim: self._trim,
-            exp.Overlay: self._overlay,
             exp.Extract: self._extract,
         }
 
     def call(self, name: str, arguments: list[TypedSql]) -> TypedSql:
         """Return a call of a function by its name."""
-        made = self._functions.call(name, arguments)
+        signature = self._functions.choose(name, arguments)
+        if signature is not None:
+            arguments = decide_arguments(signature, arguments)
         for argument in arguments:
-            if argument.parameter and argument.undecided:
-                self._context.decide_parameter(decide_type(argument, TEXT))
-        return made
+            self._context.decide_parameter(decide_type(argument, pg.TEXT))
+        return self._functions.call(name, signature, arguments)
 
     def compile_call(self, node: Any, scope: QueryScope) -> TypedSql:
         """Return a call of a function that is no aggregate; of a set as an array of its rows."""
-        name = identifier_name(node.this) if not isinstance(node.this, str) else node.this.lower()
+        name = called_name(node)
         arguments = []
-        for each in node.expressions:
+        for each in called_function(node).expressions:
             # A VARIADIC array counts as one argument, which is how our functions take it.
             if isinstance(each, exp.Variadic):
                 each = each.this
@@ -115,7 +98,7 @@ class CallCompiler:
                 each = each.expression
             if isinstance(each, exp.Column) and isinstance(each.this, exp.Star):
                 # A whole row: only templates take one, by its alias.
-                arguments.append(TypedSql(f'"{identifier_name(each.args["table"])}"', RECORD))
+                arguments.append(TypedSql(f'"{identifier_name(each.args["table"])}"', pg.RECORD))
                 continue
             arguments.append(self._context.compile(each, scope))
         # `text(x)` and the like are casts that are written as calls.
@@ -127,28 +110,20 @@ class CallCompiler:
         made = self.call(name, arguments)
         # The template hands on the array; its elements are the rows.
         if name == "unnest":
-            element = ELEMENT_OF.get(made.type, TEXT)
+            element = ELEMENT_OF.get(made.type, pg.TEXT)
             return TypedSql(made.sql, element)
         return made
 
-    def call_name(self, node: Any) -> str:
-        """Return a call's function; empty for what is no plain call."""
-        while isinstance(node, exp.Dot):
-            node = node.expression
-        if not isinstance(node, exp.Anonymous):
-            return ""
-        return identifier_name(node.this) if not isinstance(node.this, str) else node.this.lower()
-
     def _anonymous(self, node: Any, scope: QueryScope) -> TypedSql:
-        name = self.call_name(node)
+        name = called_name(node)
         # Before functions: `min` and `max` of SQLite take several values, too.
         if name in AGGREGATES:
-            return self._aggregate(name, node, scope)
+            return self._aggregate(node, scope)
         if name == "array" and len(node.expressions) == 1:
             return self._context.compile_query_array(node.expressions[0], scope)
         if name == "row":
             values = [self._context.compile(each, scope) for each in node.expressions]
-            return TypedSql(f"({', '.join(value.sql for value in values)})", RECORD)
+            return TypedSql(f"({', '.join(value.sql for value in values)})", pg.RECORD)
         if name == "exists":
             return self._context.compile(exp.Exists(this=node.expressions[0]), scope)
         # The select list and FROM take sets out before they come here.
@@ -158,10 +133,10 @@ class CallCompiler:
             )
         return self.compile_call(node, scope)
 
-    def _aggregate(self, name: str, node: Any, scope: QueryScope, behind: str = "") -> TypedSql:
+    def _aggregate(self, node: Any, scope: QueryScope, behind: str = "") -> TypedSql:
         """Compile an aggregate; `behind` is its FILTER and OVER, which stand within what we wrap
         around SQLite's own aggregate."""
-        arguments = list(node.expressions)
+        name, arguments = called_name(node), list(called_function(node).expressions)
         order, distinct = "", ""
         # sqlglot hangs ORDER BY of an aggregate on its last argument.
         if arguments and isinstance(arguments[-1], exp.Order):
@@ -171,11 +146,11 @@ class CallCompiler:
         if arguments and isinstance(arguments[0], exp.Distinct):
             arguments, distinct = list(arguments[0].expressions), "DISTINCT "
         if name == "count" and (not arguments or isinstance(arguments[0], exp.Star)):
-            return TypedSql(f"count(*){behind}", INT8)
+            return TypedSql(f"count(*){behind}", pg.INT8)
         values = [self._context.compile(each, scope) for each in arguments]
-        first = values[0]
+        first, returns = values[0], self._functions.result_type(name, values)
         if name == "string_agg":
-            first = cast_value(decide_type(first, TEXT), TEXT)
+            first = cast_value(decide_type(first, pg.TEXT), pg.TEXT)
         inside = f"{distinct}{first.sql}{order}"
         if name in ("array_agg", "json_agg", "jsonb_agg", "string_agg"):
             if name.startswith("json"):
@@ -184,14 +159,15 @@ class CallCompiler:
             rows = f"nullif(json_group_array({inside}){behind}, '[]')"
             if name == "string_agg":
                 # SQLite's own takes no separator beside DISTINCT.
-                return TypedSql(f"pg_fn_array_to_string({rows}, {values[1].sql}, NULL)", TEXT)
-            return TypedSql(rows, array_type(first.type) if name == "array_agg" else JSON)
+                rows = f"pg_fn_array_to_string({rows}, {values[1].sql}, NULL)"
+            # The binary form of jsonb is not its text: clients are told that it is json.
+            return TypedSql(rows, pg.JSON if name.startswith("json") else returns)
         if name in ("json_object_agg", "jsonb_object_agg"):
             sql = f"json_group_object({first.sql}, {_as_json(values[1])})"
-            return TypedSql(f"{sql}{behind}", JSON)
+            return TypedSql(f"{sql}{behind}", pg.JSON)
         # Flags are 0 and 1: the greatest of them is their OR.
         native = {"bool_or": "max", "bool_and": "min", "every": "min"}.get(name, name)
-        return TypedSql(f"{native}({inside}){behind}", _aggregate_type(name, first))
+        return TypedSql(f"{native}({inside}){behind}", returns)
 
     def compile_order(self, node: Any, scope: QueryScope) -> str:
         """Return an ORDER BY, with a blank before."""
@@ -202,29 +178,30 @@ class CallCompiler:
         return f" ORDER BY {', '.join(terms)}"
 
     def _filter(self, node: Any, scope: QueryScope, over: str = "") -> TypedSql:
-        name, call = self.call_name(node.this), _plain_call(node.this)
+        name = called_name(node.this)
         if name not in AGGREGATES:
             raise CatalogQueryError(f"FILTER of {name} is not supported here", NOT_SUPPORTED)
         condition = self._context.compile_condition(node.expression.this, scope)
-        return self._aggregate(name, call, scope, f" FILTER (WHERE {condition}){over}")
+        return self._aggregate(node.this, scope, f" FILTER (WHERE {condition}){over}")
 
     def _window(self, node: Any, scope: QueryScope) -> TypedSql:
         over = self._compile_over(node, scope)
         if isinstance(node.this, exp.Filter):
             return self._filter(node.this, scope, over)
-        name, call = self.call_name(node.this), _plain_call(node.this)
+        name = called_name(node.this)
         if name in AGGREGATES:
-            return self._aggregate(name, call, scope, over)
-        if name not in WINDOW_FUNCTIONS:
+            return self._aggregate(node.this, scope, over)
+        # SQLite has all window functions of PostgreSQL, under the same names.
+        if not self._functions.is_window_function(name):
             raise CatalogQueryError(f"OVER of {name} is not supported here", NOT_SUPPORTED)
-        arguments = [self._context.compile(each, scope) for each in call.expressions]
-        returns = WINDOW_FUNCTIONS[name]
-        # Such a function returns what its first argument is.
-        if returns == ANYELEMENT:
-            returns = arguments[0].type
+        arguments = [
+            self._context.compile(each, scope) for each in called_function(node.this).expressions
+        ]
+        returns = self._functions.result_type(name, arguments)
         return TypedSql(f"{name}({', '.join(each.sql for each in arguments)}){over}", returns)
 
     def _compile_over(self, node: Any, scope: QueryScope) -> str:
+        refuse_unread(node, "this", "over", "partition_by", "order", "spec")
         parts = []
         if node.args.get("partition_by"):
             keys = ", ".join(
@@ -238,41 +215,22 @@ class CallCompiler:
             parts.append(_frame(node.args["spec"]))
         return f" OVER ({' '.join(parts)})"
 
-    def _substring(self, node: Any, scope: QueryScope) -> TypedSql:
-        parts = [node.this, node.args.get("start"), node.args.get("length")]
-        values = [self._context.compile(each, scope) for each in parts if each is not None]
-        return self.call("substring", [cast_value(decide_type(values[0], TEXT), TEXT), *values[1:]])
-
-    def _trim(self, node: Any, scope: QueryScope) -> TypedSql:
-        name = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(
-            str(node.args.get("position") or ""), "btrim"
-        )
-        parts = [node.this, node.args.get("expression")]
-        return self.call(
-            name, [self._context.compile(each, scope) for each in parts if each is not None]
-        )
-
-    def _overlay(self, node: Any, scope: QueryScope) -> TypedSql:
-        parts = [node.this, node.expression, node.args.get("from_"), node.args.get("for_")]
-        return self.call(
-            "overlay", [self._context.compile(each, scope) for each in parts if each is not None]
-        )
-
     def _extract(self, node: Any, scope: QueryScope) -> TypedSql:
-        value = self._context.compile_as(node.expression, scope, TIMESTAMPTZ)
+        value = self._context.compile_as(node.expression, scope, pg.TIMESTAMPTZ)
         field = str(node.this.name if hasattr(node.this, "name") else node.this).lower()
         # Times are in UTC here; SQLite does not read the zone as PostgreSQL writes it.
         moment = f"substr({value.sql}, 1, 19)"
         if field == "epoch":
-            return TypedSql(f"unixepoch({moment})", NUMERIC)
+            return TypedSql(f"unixepoch({moment})", pg.NUMERIC)
         formats = {"year": "%Y", "month": "%m", "day": "%d", "hour": "%H", "minute": "%M"}
         if field not in formats:
             raise CatalogQueryError(f"extract of {field} is not supported here", NOT_SUPPORTED)
-        return TypedSql(f"CAST(strftime('{formats[field]}', {moment}) AS INTEGER)", NUMERIC)
+        return TypedSql(f"CAST(strftime('{formats[field]}', {moment}) AS INTEGER)", pg.NUMERIC)
 
 
 def _frame(spec: Any) -> str:
     """Return a window's frame. Raises `CatalogQueryError` for bounds that are no numbers."""
+    refuse_unread(spec, "kind", "start", "start_side", "end", "end_side")
     bounds = []
     for name in ("start", "end"):
         bound, side = spec.args.get(name), spec.args.get(f"{name}_side")
@@ -292,30 +250,11 @@ def ordering(node: Any) -> str:
     return f"{word} NULLS {'FIRST' if node.args.get('nulls_first') else 'LAST'}"
 
 
-def _plain_call(node: Any) -> Any:
-    """Return a call without the schema before it."""
-    while isinstance(node, exp.Dot):
-        node = node.expression
-    return node
-
-
 def _as_json(value: TypedSql) -> str:
     """Return a value's SQL as JSON functions of SQLite take it."""
     # SQLite would quote JSON that it takes for a text.
-    if value.type in (JSON, JSONB, RECORD) or value.type in ELEMENT_OF:
+    if value.type in (pg.JSON, pg.JSONB, pg.RECORD) or value.type in ELEMENT_OF:
         return f"json({value.sql})"
-    if value.type == BOOL:
+    if value.type == pg.BOOL:
         return f"json(pg_json_value('b', {value.sql}))"
     return value.sql
-
-
-def _aggregate_type(name: str, value: TypedSql) -> int:
-    if name in ("bool_or", "bool_and", "every"):
-        return BOOL
-    if name == "count":
-        return INT8
-    if name == "avg":
-        return FLOAT8 if value.type == FLOAT8 else NUMERIC
-    if name == "sum":
-        return NUMERIC if value.type in (INT8, NUMERIC) else INT8
-    return TEXT if value.type in (UNKNOWN, NAME) else value.type

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import apsw
 
 from actors.doors.postgres.pg_catalog.catalog_data import (
-    SystemColumnShape,
     SystemRelationShape,
     load_system_catalog,
 )
@@ -29,15 +28,7 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
 from actors.doors.postgres.pg_catalog.catalog_functions import CatalogFunctions
 from actors.doors.postgres.pg_catalog.catalog_snapshot import PgCatalogSnapshot
 from actors.doors.postgres.pg_catalog.function_calls import FUNCTION_PREFIX, FunctionCatalog
-from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
-    ELEMENT_OF,
-    FLOAT4,
-    FLOAT8,
-    INTEGERS,
-    NUMBERS,
-    REGISTERED,
-)
+from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF, INTEGERS, NUMBERS, REGISTERED
 from actors.doors.postgres.pg_catalog.query_scope import RelationColumn, RelationShape
 from actors.doors.postgres.pg_catalog.scalar_functions import (
     NULL_TAKERS,
@@ -45,10 +36,16 @@ from actors.doors.postgres.pg_catalog.scalar_functions import (
     OPERATOR_NULL_TAKERS,
     PURE_FUNCTIONS,
 )
-from actors.doors.postgres.pg_catalog.select_compiler import LateralQuery, SelectCompiler
-from actors.doors.postgres.pg_catalog.snapshot_rows import SYSTEM_ATTRIBUTES, SnapshotRows
+from actors.doors.postgres.pg_catalog.select_compiler import SelectCompiler
+from actors.doors.postgres.pg_catalog.snapshot_rows import (
+    SYSTEM_ATTRIBUTES,
+    SnapshotRows,
+    attribute_row,
+)
 from actors.doors.postgres.pg_catalog.sql_dialect import parse_query
-from actors.doors.postgres.pg_catalog.typed_sql import array_json, quote_name, quote_text
+from actors.doors.postgres.pg_catalog.typed_sql import array_json
+from actors.model.pgwire.quoting import quote_name, quote_text
+from actors.model.pgwire.type_oids import BOOL, FLOAT4, FLOAT8
 
 STEPS_MAX: Final = 200_000_000
 """Steps of SQLite's machine that a query may take: a few seconds of them."""
@@ -68,24 +65,7 @@ _INDEXES: Final = {
     "pg_rewrite": ("ev_class",),
 }
 _CATALOG_FUNCTIONS_WITH_NULLS: Final = frozenset(
-    {"format_type", "pg_get_expr", "aclexplode", "set_config", "_pg_interval_type"}
-)
-_ATTRIBUTE_COLUMNS: Final = (
-    "attrelid",
-    "attname",
-    "atttypid",
-    "attnum",
-    "attnotnull",
-    "attndims",
-    "atttypmod",
-    "attlen",
-    "attbyval",
-    "attalign",
-    "attstorage",
-    "attcollation",
-    "attislocal",
-    "attstattarget",
-    "attcacheoff",
+    {"format_type", "pg_get_expr", "aclexplode", "set_config"}
 )
 _EACH_TIME: Final = frozenset({"pg_lateral", "pg_cancel_backend", "pg_terminate_backend"})
 """Functions that SQLite must call for each row, and for no other, as they have an effect."""
@@ -100,7 +80,7 @@ _OWN_VIEWS: Final = {
     " value ->> 'state' AS state, NULL AS backend_xid, NULL AS backend_xmin, NULL AS query_id,"
     " value ->> 'query' AS query, 'client backend' AS backend_type"
     " FROM json_each(pg_sessions())",
-    "pg_stat_ssl": "SELECT value ->> 'pid' AS pid, value ->> 'encrypted' AS ssl, NULL AS version,"
+    "pg_stat_ssl": "SELECT value ->> 'pid' AS pid, 0 AS ssl, NULL AS version,"
     " NULL AS cipher, NULL AS bits, NULL AS client_dn, NULL AS client_serial, NULL AS issuer_dn"
     " FROM json_each(pg_sessions())",
     "pg_stat_gssapi": "SELECT value ->> 'pid' AS pid, 0 AS gss_authenticated, NULL AS principal,"
@@ -121,9 +101,9 @@ class CatalogDatabase:
         self.functions = CatalogFunctions(self.system)
         self.version: int | None = None
         """The version of the snapshot that is held; None: there is none yet."""
-        self._laterals: Mapping[str, LateralQuery] = {}
+        self._laterals: Mapping[str, str] = {}
         """LATERAL subqueries of the query that runs."""
-        self._view_laterals: dict[str, LateralQuery] = {}
+        self._view_laterals: dict[str, str] = {}
         self._compilers = itertools.count()
         self._shapes: dict[tuple[str, str], tuple[str, RelationShape]] = {}
         self._views: set[str] = set()
@@ -137,7 +117,8 @@ class CatalogDatabase:
         # A query runs on the event loop: one that would take seconds is stopped.
         self._steps_left: float = math.inf
         self._connection.set_progress_handler(self._count_steps, STEPS_BETWEEN)
-        self._types = {row["typname"]: row["oid"] for row in self.system.rows["pg_type"].records()}
+        self._types = {row["oid"]: row for row in self.system.rows["pg_type"].records()}
+        self._type_oids = {row["typname"]: oid for oid, row in self._types.items()}
         self._register_functions()
         self.function_catalog = FunctionCatalog(
             self.system, (*PURE_FUNCTIONS, *self.functions.functions())
@@ -199,7 +180,7 @@ class CatalogDatabase:
             place = f"{table}/rows" if table in _OWN_VIEWS else table
             values = [_held_column(rows.values_of(column)) for column in rows.columns]
             self._insert(place, tuple(rows.columns), zip(*values, strict=True))
-        self._insert("pg_attribute", _ATTRIBUTE_COLUMNS, self._system_attributes())
+        self._insert_records("pg_attribute", self._system_attributes())
         for name in self._tables():
             (last,) = next(
                 iter(
@@ -214,17 +195,21 @@ class CatalogDatabase:
         found = self._connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
         return [name for (name,) in found]
 
-    def _system_attributes(self) -> Iterable[tuple[Any, ...]]:
+    def _system_attributes(self) -> Iterator[dict[str, Any]]:
         """Yield the columns of the system relations and of their indexes."""
-        types = {row["oid"]: row for row in self.system.rows["pg_type"].records()}
+        types = self._types
         columns = {shape.oid: shape.columns for shape in self.system.relations}
         for shape in self.system.relations:
             for number, column in enumerate(shape.columns, start=1):
-                yield _attribute(shape.oid, number, column, types[column.declared])
+                yield attribute_row(shape.oid, number, column.name, types[column.declared]) | {
+                    "attnotnull": column.required,
+                    "attndims": column.dimensions,
+                    "atttypmod": column.modifier,
+                    "attcollation": column.collation,
+                }
             if shape.kind == "r":
                 for name, kind, number in SYSTEM_ATTRIBUTES:
-                    column = SystemColumnShape(name, kind, kind, required=True)
-                    yield _attribute(shape.oid, number, column, types[kind])
+                    yield attribute_row(shape.oid, number, name, types[kind]) | {"attnotnull": True}
         classes = self.system.rows["pg_opclass"]
         key_types = dict(
             zip(classes.values_of("oid"), classes.values_of("opckeytype"), strict=True)
@@ -236,8 +221,8 @@ class CatalogDatabase:
                     column = of_relation[place - 1]
                     # An index may keep another type than its column: a `name` as a C string.
                     kind = key_types.get(index["indclass"][number - 1]) or column.declared
-                    kept = SystemColumnShape(column.name, kind, kind, collation=column.collation)
-                    yield _attribute(index["indexrelid"], number, kept, types[kind])
+                    row = attribute_row(index["indexrelid"], number, column.name, types[kind])
+                    yield row | {"attcollation": column.collation}
 
     def _insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         names = ", ".join(quote_name(name) for name in columns)
@@ -247,24 +232,30 @@ class CatalogDatabase:
             rows,
         )
 
+    def _insert_records(self, table: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Insert rows by the columns that they give."""
+        groups: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
+        for record in records:
+            groups.setdefault(tuple(record), []).append(tuple(record.values()))
+        for columns, rows in groups.items():
+            values = [_held_column(column) for column in zip(*rows, strict=True)]
+            self._insert(table, columns, zip(*values, strict=True))
+
     # -- the snapshot --------------------------------------------------------------------------
 
     def apply_snapshot(self, snapshot: PgCatalogSnapshot) -> None:
         """Show a snapshot in place of the one before. Nothing is done for the version held."""
         if snapshot.version == self.version:
             return
-        namespaces = self.system.rows["pg_namespace"]
-        names = zip(namespaces.values_of("nspname"), namespaces.values_of("oid"), strict=True)
-        rows = SnapshotRows(snapshot, dict(names)).rows
+        rows = SnapshotRows(snapshot, self.system, self._types).rows
         with self._connection:
             # PostgreSQL's own rows stay: they are the first of each table.
             for table, last in self._static.items():
                 self._connection.execute(f"DELETE FROM {quote_name(table)} WHERE rowid > {last}")
             for table, records in rows.items():
-                for columns, values in _grouped(records):
-                    self._insert(table, columns, values)
+                self._insert_records(table, records)
         # After the tables: a failure before leaves both as they were.
-        self.functions.lookups.fill(snapshot, rows)
+        self.functions.lookups.fill(rows)
         self.functions.database = snapshot.database
         self.version = snapshot.version
 
@@ -272,7 +263,7 @@ class CatalogDatabase:
 
     def type_oid(self, name: str) -> int | None:
         """Return the OID of a built-in type by its name in the catalog."""
-        return self._types.get(name)
+        return self._type_oids.get(name)
 
     def find_relation(self, schema: str, name: str) -> tuple[str, RelationShape] | None:
         """Return a system relation's name in SQLite, and its columns; `schema` "" looks into
@@ -311,7 +302,7 @@ class CatalogDatabase:
             self._views.discard(name)
 
     def run(
-        self, sql: str, bindings: Mapping[str, Any], laterals: Mapping[str, LateralQuery]
+        self, sql: str, bindings: Mapping[str, Any], laterals: Mapping[str, str]
     ) -> list[tuple[Any, ...]]:
         """Run compiled SQL and return the rows as SQLite holds them. Raises `CatalogQueryError`."""
         self._laterals = laterals
@@ -337,32 +328,9 @@ class CatalogDatabase:
 
     def _run_lateral(self, name: str, *values: Any) -> str:
         """Run a LATERAL subquery for one row of what is before it; return its rows."""
-        lateral = self._laterals.get(name) or self._view_laterals[name]
+        sql = self._laterals.get(name) or self._view_laterals[name]
         bindings = {f"l{at}": value for at, value in enumerate(values)}
-        return array_json(list(row) for row in self._connection.execute(lateral.sql, bindings))
-
-
-def _attribute(
-    relation: int, number: int, column: SystemColumnShape, kind: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    """Return a row of `pg_attribute` in the order of `_ATTRIBUTE_COLUMNS`."""
-    return (
-        relation,
-        column.name,
-        column.declared,
-        number,
-        int(column.required),
-        column.dimensions,
-        column.modifier,
-        kind["typlen"],
-        kind["typbyval"],
-        kind["typalign"],
-        kind["typstorage"],
-        column.collation,
-        1,
-        -1 if number > 0 else 0,
-        -1,
-    )
+        return array_json(list(row) for row in self._connection.execute(sql, bindings))
 
 
 def sqlite_name(schema: str, name: str) -> str:
@@ -405,15 +373,8 @@ def _default(type_oid: int, *, required: bool) -> str:
     return quote_text("[]" if type_oid in ELEMENT_OF else "")
 
 
-def _held(value: Any) -> Any:
-    """Return a value as SQLite holds it."""
-    if isinstance(value, bool):
-        return int(value)
-    return array_json(value) if isinstance(value, list) else value
-
-
-def _held_column(values: list[Any]) -> list[Any]:
-    """Return a column of the data file as SQLite holds it: flags are numbers there already."""
+def _held_column(values: Sequence[Any]) -> Sequence[Any]:
+    """Return a column as SQLite holds it: arrays are JSON."""
     if not any(isinstance(value, list) for value in values):
         return values
     texts: dict[str, str] = {}
@@ -425,14 +386,3 @@ def _held_column(values: list[Any]) -> list[Any]:
             value = texts.get(key) or texts.setdefault(key, array_json(value))
         held.append(value)
     return held
-
-
-def _grouped(
-    records: Sequence[Mapping[str, Any]],
-) -> Iterable[tuple[tuple[str, ...], list[tuple[Any, ...]]]]:
-    """Yield the records by the columns that they give."""
-    groups: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
-    for record in records:
-        row = tuple(_held(value) for value in record.values())
-        groups.setdefault(tuple(record), []).append(row)
-    yield from groups.items()

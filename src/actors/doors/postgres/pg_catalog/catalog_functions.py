@@ -28,21 +28,11 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     SessionSignal,
     object_oid,
 )
-from actors.doors.postgres.pg_catalog.pg_types import (
-    REGCLASS,
-    REGNAMESPACE,
-    REGPROC,
-    REGPROCEDURE,
-    REGROLE,
-    REGTYPE,
-    VARCHAR,
-    quote_identifier,
-)
 from actors.doors.postgres.pg_catalog.scalar_functions import default_privileges, explode_privileges
 from actors.doors.postgres.pg_catalog.typed_sql import array_json
+from actors.model.pgwire import type_oids as pg
+from actors.model.pgwire.quoting import quote_identifier
 
-_INFORMATION_MODIFIERS: Final = {1042: 4, 1043: 4, 1560: 0, 1562: 0}
-_TYPE_BITS: Final = {21: 16, 23: 32, 20: 64}
 _TABLE_UPDATES: Final = 28
 """INSERT, UPDATE and DELETE, as `pg_relation_is_updatable` says it."""
 
@@ -120,7 +110,6 @@ class CatalogFunctions:
                 "query_start": each.now or None,
                 "state": each.state or None,
                 "query": each.query,
-                "encrypted": int(each.encrypted),
             }
             for each in (self.session, *others)
         )
@@ -196,7 +185,7 @@ class CatalogFunctions:
         return None if oid is None else self.lookups.type_text(oid, modifier)
 
     def _relation_oid(self, relation: Any) -> int:
-        return self._read_registered(REGCLASS, relation)
+        return self._read_registered(pg.REGCLASS, relation)
 
     def _view_definition(self, view: Any, _pretty: Any = 0) -> str | None:
         text = self.lookups.views.get(self._relation_oid(view))
@@ -237,14 +226,6 @@ class CatalogFunctions:
     def _role_name(self, oid: int) -> str:
         return self.lookups.roles.get(oid) or f"unknown (OID={oid})"
 
-    def _relation_visible(self, oid: int) -> int | None:
-        visible = self.lookups.is_visible(self.lookups.relations, oid)
-        return None if visible is None else int(visible)
-
-    def _type_visible(self, oid: int) -> int | None:
-        visible = self.lookups.is_visible(self.lookups.types, oid)
-        return None if visible is None else int(visible)
-
     def _function_visible(self, oid: int) -> int | None:
         row = self.lookups.functions.get(oid)
         return (
@@ -254,10 +235,6 @@ class CatalogFunctions:
         )
 
     def _function_arguments(self, oid: int) -> str | None:
-        known = oid in self.lookups.functions
-        return self.lookups.arguments_text(oid, names=True) if known else None
-
-    def _function_identity(self, oid: int) -> str | None:
         known = oid in self.lookups.functions
         return self.lookups.arguments_text(oid, names=True) if known else None
 
@@ -274,11 +251,8 @@ class CatalogFunctions:
     # -- sizes and rights ----------------------------------------------------------------------
 
     def _relation_size(self, relation: Any, _fork: str = "main") -> int | None:
-        oid = self._relation_oid(relation)
-        return self.lookups.sizes.get(oid)
-
-    def _database_size(self, _database: Any) -> int:
-        return sum(self.lookups.sizes.values())
+        # Bytes are not counted by relation.
+        return 0 if self._relation_oid(relation) in self.lookups.relations else None
 
     def _updatable(self, relation: int, _triggers: int) -> int:
         found = self.lookups.relations.get(relation)
@@ -299,48 +273,10 @@ class CatalogFunctions:
         relation = arguments[-2]
         # An unknown name is an error, and an unknown OID is NULL, as in PostgreSQL.
         if isinstance(relation, str):
-            self._read_registered(REGCLASS, relation)
+            self._read_registered(pg.REGCLASS, relation)
         elif relation not in self.lookups.relations:
             return None
         return 1
-
-    # -- types of information_schema -----------------------------------------------------------
-
-    def _character_length(self, type_oid: int, modifier: int) -> int | None:
-        if type_oid not in _INFORMATION_MODIFIERS or modifier == -1:
-            return None
-        return modifier - _INFORMATION_MODIFIERS[type_oid]
-
-    def _octet_length(self, type_oid: int, modifier: int) -> int | None:
-        if type_oid not in (25, 1042, VARCHAR):
-            return None
-        if type_oid == 25 or modifier == -1:
-            return 2**30
-        # Four bytes a character, which is UTF-8's most.
-        return 4 * (modifier - 4)
-
-    def _numeric_precision(self, type_oid: int, modifier: int) -> int | None:
-        if type_oid == 1700:
-            return None if modifier == -1 else (modifier - 4) >> 16 & 0xFFFF
-        return {700: 24, 701: 53}.get(type_oid) or _TYPE_BITS.get(type_oid)
-
-    def _numeric_radix(self, type_oid: int, _modifier: int) -> int | None:
-        if type_oid == 1700:
-            return 10
-        return 2 if type_oid in (*_TYPE_BITS, 700, 701) else None
-
-    def _numeric_scale(self, type_oid: int, modifier: int) -> int | None:
-        # Of whole numbers it is known to be none.
-        if type_oid in _TYPE_BITS:
-            return 0
-        return (modifier - 4) & 0x7FF if type_oid == 1700 and modifier != -1 else None
-
-    def _datetime_precision(self, type_oid: int, modifier: int) -> int | None:
-        if type_oid == 1082:
-            return 0
-        if type_oid in (1083, 1114, 1184, 1266):
-            return 6 if modifier < 0 else modifier
-        return None
 
     # -- the table -----------------------------------------------------------------------------
 
@@ -351,21 +287,11 @@ class CatalogFunctions:
             **self._definition_functions(),
             **self._privilege_functions(),
             "pg_relation_size": self._relation_size,
-            # All of an object's bytes are its table's: indexes are in memory.
             "pg_table_size": self._relation_size,
             "pg_total_relation_size": self._relation_size,
-            "pg_indexes_size": lambda relation: 0 * self._relation_oid(relation),
-            "pg_database_size": self._database_size,
-            "pg_tablespace_size": self._database_size,
+            "pg_indexes_size": self._relation_size,
             "pg_relation_is_updatable": self._updatable,
             "pg_column_is_updatable": self._column_updatable,
-            "_pg_char_max_length": self._character_length,
-            "_pg_char_octet_length": self._octet_length,
-            "_pg_numeric_precision": self._numeric_precision,
-            "_pg_numeric_precision_radix": self._numeric_radix,
-            "_pg_numeric_scale": self._numeric_scale,
-            "_pg_datetime_precision": self._datetime_precision,
-            "_pg_interval_type": lambda type_oid, modifier: None,
         }
 
     def _session_functions(self) -> dict[str, Callable[..., Any]]:
@@ -386,14 +312,13 @@ class CatalogFunctions:
             "set_config": self._set_config,
             "pg_client_encoding": lambda: "UTF8",
             "getdatabaseencoding": lambda: "UTF8",
-            "inet_server_addr": lambda: self.session.server_address or None,
-            "inet_server_port": lambda: self.session.server_port or None,
             "inet_client_addr": lambda: self.session.client_address or None,
             "inet_client_port": lambda: self.session.client_port or None,
             "pg_postmaster_start_time": lambda: self.session.started,
             "pg_conf_load_time": lambda: self.session.started,
             "now": lambda: self.session.now,
             "current_timestamp": lambda: self.session.now,
+            "localtimestamp": lambda: self.session.now,
             "transaction_timestamp": lambda: self.session.now,
             "statement_timestamp": lambda: self.session.now,
             "clock_timestamp": lambda: self.session.now,
@@ -418,12 +343,12 @@ class CatalogFunctions:
             "pg_get_userbyid": self._role_name,
             "pg_get_serial_sequence": lambda relation, column: None,
             "pg_get_function_arguments": self._function_arguments,
-            "pg_get_function_identity_arguments": self._function_identity,
+            "pg_get_function_identity_arguments": self._function_arguments,
             "pg_get_function_result": self._function_result,
             "pg_get_function_sqlbody": self._rule_definition,
             "pg_get_function_arg_default": lambda function, number: None,
-            "pg_table_is_visible": self._relation_visible,
-            "pg_type_is_visible": self._type_visible,
+            "pg_table_is_visible": lambda oid: self.lookups.is_visible(self.lookups.relations, oid),
+            "pg_type_is_visible": lambda oid: self.lookups.is_visible(self.lookups.types, oid),
             "pg_function_is_visible": self._function_visible,
             **{
                 f"pg_{kind}_is_visible": lambda oid: 1
@@ -440,12 +365,12 @@ class CatalogFunctions:
                     "ts_template",
                 ]
             },
-            "to_regclass": lambda text: self._find_registered(REGCLASS, text),
-            "to_regtype": lambda text: self._find_registered(REGTYPE, text),
-            "to_regproc": lambda text: self._find_registered(REGPROC, text),
-            "to_regprocedure": lambda text: self._find_registered(REGPROCEDURE, text),
-            "to_regnamespace": lambda text: self._find_registered(REGNAMESPACE, text),
-            "to_regrole": lambda text: self._find_registered(REGROLE, text),
+            "to_regclass": lambda text: self._find_registered(pg.REGCLASS, text),
+            "to_regtype": lambda text: self._find_registered(pg.REGTYPE, text),
+            "to_regproc": lambda text: self._find_registered(pg.REGPROC, text),
+            "to_regprocedure": lambda text: self._find_registered(pg.REGPROCEDURE, text),
+            "to_regnamespace": lambda text: self._find_registered(pg.REGNAMESPACE, text),
+            "to_regrole": lambda text: self._find_registered(pg.REGROLE, text),
             "pg_get_keywords": lambda: array_json(self._keywords),
             "aclexplode": lambda items: explode_privileges(items, self.lookups.role_oid),
             "acldefault": lambda kind, owner: self._default_privileges(kind, owner),
@@ -469,13 +394,8 @@ class CatalogFunctions:
 
     def operators(self) -> dict[str, Callable[..., Any]]:
         """Return what casts become, by the name in SQLite."""
-        kinds = (24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191)
-        readers = {
-            f"pg_read_registered_{kind}": lambda text, kind=kind: self._read_registered(kind, text)
-            for kind in kinds
-        }
         return {
-            **readers,
+            "pg_read_registered": self._read_registered,
             "pg_sessions": self._session_rows,
             "pg_write_registered": self.lookups.registered_name,
             "pg_array_of_registered": self._array_of_registered,

@@ -18,24 +18,10 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
     UNDEFINED_TABLE,
     CatalogQueryError,
 )
-from actors.doors.postgres.pg_catalog.catalog_snapshot import PgCatalogSnapshot
-from actors.doors.postgres.pg_catalog.pg_types import (
-    REGCLASS,
-    REGCOLLATION,
-    REGCONFIG,
-    REGDICTIONARY,
-    REGNAMESPACE,
-    REGOPER,
-    REGOPERATOR,
-    REGPROC,
-    REGPROCEDURE,
-    REGROLE,
-    REGTYPE,
-    TYPE_SYNONYMS,
-    format_type,
-    quote_identifier,
-)
+from actors.doors.postgres.pg_catalog.pg_types import TYPE_SYNONYMS, format_type
 from actors.doors.postgres.pg_catalog.snapshot_rows import CatalogRows
+from actors.model.pgwire import type_oids as pg
+from actors.model.pgwire.quoting import quote_identifier
 
 CATALOG_NAMESPACE: Final = 11
 _NAME_PART: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\s".(]+))\s*(\.?)')
@@ -103,7 +89,6 @@ class CatalogLookups:
         self.indexes: dict[int, IndexDefinition] = {}
         self.keys: dict[int, KeyDefinition] = {}
         self.columns: dict[int, tuple[str, ...]] = {}
-        self.sizes: dict[int, int] = {}
         self._others = {
             table: {
                 row["oid"]: NamedObject(row[name], row.get(namespace) or 0)
@@ -121,7 +106,7 @@ class CatalogLookups:
             self._functions_by_name.setdefault(row["proname"], []).append(oid)
         self._by_name: dict[str, dict[tuple[str, int], int]] = {}
 
-    def fill(self, snapshot: PgCatalogSnapshot, rows: CatalogRows) -> None:
+    def fill(self, rows: CatalogRows) -> None:
         """Take in the objects of a snapshot, in place of those of the one before."""
         self.namespaces = {
             row["oid"]: row["nspname"] for row in self._all_rows("pg_namespace", rows)
@@ -136,12 +121,6 @@ class CatalogLookups:
             for row in self._all_rows("pg_type", rows)
         }
         self._fill_definitions(rows)
-        # By name, as rows of pg_class do not say which object they show.
-        sizes = {(each.schema, each.name): each.size_bytes for each in snapshot.objects}
-        self.sizes = {
-            oid: sizes.get((self.namespaces.get(found.namespace, ""), found.name), 0)
-            for oid, found in self.relations.items()
-        }
         self._by_name = {
             # Reversed, so that the first of two equal names stays.
             kind: {(each.name, each.namespace): oid for oid, each in reversed(held.items())}
@@ -265,14 +244,14 @@ class CatalogLookups:
         if oid == 0:
             return "-"
         shown: str | None
-        if type_oid == REGCLASS:
+        if type_oid == pg.REGCLASS:
             shown = self.shown_name(self.relations, oid)
-        elif type_oid == REGTYPE:
+        elif type_oid == pg.REGTYPE:
             shown = self.type_text(oid) if oid in self.types else None
-        elif type_oid in (REGPROC, REGPROCEDURE):
+        elif type_oid in (pg.REGPROC, pg.REGPROCEDURE):
             shown = self._function_name(type_oid, oid)
-        elif type_oid in (REGNAMESPACE, REGROLE):
-            names = self.namespaces if type_oid == REGNAMESPACE else self.roles
+        elif type_oid in (pg.REGNAMESPACE, pg.REGROLE):
+            names = self.namespaces if type_oid == pg.REGNAMESPACE else self.roles
             shown = quote_identifier(names[oid]) if oid in names else None
         else:
             table = _OTHER_TABLES.get(type_oid, "pg_operator")
@@ -290,7 +269,7 @@ class CatalogLookups:
         name = quote_identifier(row["proname"])
         if row["pronamespace"] != CATALOG_NAMESPACE:
             name = f"{quote_identifier(self.namespaces[row['pronamespace']])}.{name}"
-        if type_oid == REGPROC:
+        if type_oid == pg.REGPROC:
             return name
         return f"{name}({','.join(self.type_text(each) for each in row['proargtypes'])})"
 
@@ -305,17 +284,17 @@ class CatalogLookups:
         # A number is an OID, whether or not something has it.
         if stripped.isdecimal():
             return int(stripped)
-        if type_oid == REGTYPE:
+        if type_oid == pg.REGTYPE:
             return self._find_type(stripped)
-        if type_oid in (REGPROC, REGPROCEDURE):
-            return self._find_function(stripped, exact=type_oid == REGPROCEDURE)
-        if type_oid in (REGOPER, REGOPERATOR):
+        if type_oid in (pg.REGPROC, pg.REGPROCEDURE):
+            return self._find_function(stripped, exact=type_oid == pg.REGPROCEDURE)
+        if type_oid in (pg.REGOPER, pg.REGOPERATOR):
             raise CatalogQueryError("operators are not found by name here", NOT_SUPPORTED)
         parts = split_name(stripped)
-        if type_oid in (REGNAMESPACE, REGROLE):
-            names = self.namespaces if type_oid == REGNAMESPACE else self.roles
+        if type_oid in (pg.REGNAMESPACE, pg.REGROLE):
+            names = self.namespaces if type_oid == pg.REGNAMESPACE else self.roles
             return next((oid for oid, name in names.items() if [name] == parts), None)
-        if type_oid == REGCLASS:
+        if type_oid == pg.REGCLASS:
             return self.find_relation(parts)
         held = self._others[_OTHER_TABLES[type_oid]]
         return next((oid for oid, each in held.items() if each.name == parts[-1]), None)
@@ -366,12 +345,12 @@ class CatalogLookups:
     def missing_error(self, type_oid: int, text: str) -> CatalogQueryError:
         """Return the error of a name that nothing has."""
         kind, state = {
-            REGCLASS: ("relation", UNDEFINED_TABLE),
-            REGTYPE: ("type", UNDEFINED_OBJECT),
-            REGPROC: ("function", UNDEFINED_FUNCTION),
-            REGPROCEDURE: ("function", UNDEFINED_FUNCTION),
-            REGNAMESPACE: ("schema", INVALID_SCHEMA),
-            REGROLE: ("role", UNDEFINED_OBJECT),
+            pg.REGCLASS: ("relation", UNDEFINED_TABLE),
+            pg.REGTYPE: ("type", UNDEFINED_OBJECT),
+            pg.REGPROC: ("function", UNDEFINED_FUNCTION),
+            pg.REGPROCEDURE: ("function", UNDEFINED_FUNCTION),
+            pg.REGNAMESPACE: ("schema", INVALID_SCHEMA),
+            pg.REGROLE: ("role", UNDEFINED_OBJECT),
         }.get(type_oid, ("object", UNDEFINED_OBJECT))
         return CatalogQueryError(f'{kind} "{text}" does not exist', state)
 
@@ -381,9 +360,9 @@ class CatalogLookups:
 
 
 _OTHER_TABLES: Final = {
-    REGOPER: "pg_operator",
-    REGOPERATOR: "pg_operator",
-    REGCOLLATION: "pg_collation",
-    REGCONFIG: "pg_ts_config",
-    REGDICTIONARY: "pg_ts_dict",
+    pg.REGOPER: "pg_operator",
+    pg.REGOPERATOR: "pg_operator",
+    pg.REGCOLLATION: "pg_collation",
+    pg.REGCONFIG: "pg_ts_config",
+    pg.REGDICTIONARY: "pg_ts_dict",
 }

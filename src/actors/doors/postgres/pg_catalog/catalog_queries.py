@@ -23,7 +23,6 @@ from actors.doors.postgres.pg_catalog.catalog_database import CatalogDatabase
 from actors.doors.postgres.pg_catalog.catalog_errors import (
     INVALID_TEXT,
     NOT_SUPPORTED,
-    UNDEFINED_OBJECT,
     UNDEFINED_PARAMETER,
     CatalogQueryError,
 )
@@ -34,21 +33,16 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
 )
 from actors.doors.postgres.pg_catalog.function_calls import is_session_function
 from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
     ELEMENT_OF,
-    FLOAT4,
-    FLOAT8,
     INTEGERS,
-    RECORD,
     REGISTERED,
-    TEXT,
     TEXTUAL,
     ObjectReference,
 )
 from actors.doors.postgres.pg_catalog.query_scope import RelationColumn
-from actors.doors.postgres.pg_catalog.select_compiler import LateralQuery
-from actors.doors.postgres.pg_catalog.sql_dialect import identifier_name, parse_query
+from actors.doors.postgres.pg_catalog.sql_dialect import called_name, identifier_name, parse_query
 from actors.doors.postgres.pg_catalog.typed_sql import array_json, read_text
+from actors.model.pgwire.type_oids import BOOL, FLOAT4, FLOAT8, RECORD
 
 COMPILED_QUERIES_MAX: Final = 512
 """Texts whose compiled form is kept: clients repeat theirs."""
@@ -69,16 +63,6 @@ _HINTS: Final = (
 _QUERY: Final = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*(?:SELECT|WITH|VALUES|TABLE)\b", re.IGNORECASE | re.DOTALL
 )
-_SHOW: Final = re.compile(
-    r"\s*SHOW\s+(?P<name>\"?[\w.]+\"?|TRANSACTION\s+ISOLATION\s+LEVEL|TIME\s+ZONE"
-    r"|SESSION\s+AUTHORIZATION)\s*;?\s*",
-    re.IGNORECASE,
-)
-_SHOWN_NAMES: Final = {
-    "transaction isolation level": "transaction_isolation",
-    "time zone": "TimeZone",
-    "session authorization": "session_authorization",
-}
 
 
 class AnswerColumn(msgspec.Struct, frozen=True):
@@ -115,7 +99,7 @@ class _CompiledText(msgspec.Struct, frozen=True):
     sql: str
     description: CatalogDescription
     fields: tuple[RelationColumn, ...]
-    laterals: dict[str, LateralQuery]
+    laterals: dict[str, str]
 
 
 class CatalogQueries:
@@ -137,7 +121,10 @@ class CatalogQueries:
 
     @staticmethod
     def may_be_catalog_query(text: str) -> bool:
-        """Return whether a text has a word that every catalog query has."""
+        """Return whether a text is a query that has a word that every catalog query has."""
+        # The first word tells most: searching all of a long INSERT takes milliseconds.
+        if _QUERY.match(text) is None:
+            return False
         # Each word is looked for alone first: in a long text the pattern takes ten times as long,
         # and all threads wait for it.
         lowered = text.lower()
@@ -145,9 +132,7 @@ class CatalogQueries:
 
     def is_catalog_query(self, text: str) -> bool:
         """Return whether a statement is answered here. Text that does not parse is not."""
-        if _SHOW.fullmatch(text):
-            return True
-        if _QUERY.match(text) is None or not self.may_be_catalog_query(text):
+        if not self.may_be_catalog_query(text):
             return False
         try:
             tree = _parsed(text)
@@ -181,8 +166,6 @@ class CatalogQueries:
     ) -> CatalogDescription:
         """Return the types of a query's parameters and columns. `parameter_types` are those that
         the client gives (0: it leaves the type open). Raises `CatalogQueryError`."""
-        if shown := _SHOW.fullmatch(text):
-            return CatalogDescription((), _show_columns(_shown_name(shown["name"])))
         return self._compile(text, tuple(parameter_types)).description
 
     def answer_catalog_query(
@@ -195,8 +178,6 @@ class CatalogQueries:
         """Return a query's columns and rows. A parameter is a value of Python or its text.
         Raises `CatalogQueryError`, which has the SQLSTATE."""
         session = session or CatalogSession()
-        if shown := _SHOW.fullmatch(text):
-            return self._show(_shown_name(shown["name"]), session)
         compiled = self._compile(text, tuple(parameter_types))
         types = compiled.description.parameters
         # More than the query has are let pass, as PostgreSQL's drivers may send them.
@@ -306,37 +287,6 @@ class CatalogQueries:
             for each in held
         ]
 
-    # -- SHOW ----------------------------------------------------------------------------------
-
-    def _show(self, name: str, session: CatalogSession) -> CatalogAnswer:
-        if name.lower() == "all":
-            return self.answer_catalog_query(
-                "SELECT name, setting, short_desc AS description FROM pg_catalog.pg_settings"
-                " ORDER BY name",
-                session=session,
-            )
-        functions = self._database.functions
-        functions.enter(session)
-        value = functions.setting(name)
-        if name.lower() == "session_authorization":
-            value = session.session_user or session.user
-        if value is None:
-            raise CatalogQueryError(
-                f'unrecognized configuration parameter "{name}"', UNDEFINED_OBJECT
-            )
-        return CatalogAnswer(_show_columns(name), [(value,)])
-
-
-def _shown_name(text: str) -> str:
-    plain = " ".join(text.replace('"', "").split())
-    return _SHOWN_NAMES.get(plain.lower(), plain)
-
-
-def _show_columns(name: str) -> tuple[AnswerColumn, ...]:
-    if name.lower() == "all":
-        return tuple(AnswerColumn(each, TEXT) for each in ("name", "setting", "description"))
-    return (AnswerColumn(name, TEXT),)
-
 
 @lru_cache(maxsize=64)
 def _parsed(text: str) -> Any:
@@ -345,22 +295,10 @@ def _parsed(text: str) -> Any:
     return parse_query(text)
 
 
-_SESSION_NODES: Final = (
-    exp.CurrentUser,
-    exp.CurrentRole,
-    exp.SessionUser,
-    exp.CurrentSchema,
-    exp.CurrentCatalog,
-)
-
-
 def _is_session_node(node: Any) -> bool:
     """Return whether a node asks the server about itself."""
-    if isinstance(node, _SESSION_NODES):
-        return True
     if isinstance(node, exp.Anonymous):
-        name = node.this if isinstance(node.this, str) else identifier_name(node.this)
-        return is_session_function(name.lower())
+        return is_session_function(called_name(node))
     if isinstance(node, exp.Column):
         # USER without quotes is a function; nothing else has that name without a FROM.
         unquoted = isinstance(node.this, exp.Identifier) and not node.this.args.get("quoted")

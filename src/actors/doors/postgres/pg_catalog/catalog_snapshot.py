@@ -12,12 +12,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from actors.model.protocol.relations import PREFIX, RELATIONS
+ObjectKind = Literal["table", "materialized view", "view", "index"]
 
-ObjectKind = Literal["table", "materialized view", "view", "index", "source", "sink"]
-
-DEFAULT_SCHEMA: Final = "public"
-SYSTEM_SCHEMA: Final = PREFIX.rstrip(".")
 FIRST_OBJECT_OID: Final = 16_384
 """PostgreSQL gives lower OIDs to its own objects alone."""
 _OID_SPAN: Final = 2**31 - FIRST_OBJECT_OID
@@ -36,10 +32,8 @@ class CatalogColumnRow(msgspec.Struct, frozen=True):
 
 
 class CatalogObjectRow(msgspec.Struct, frozen=True):
-    """An object of our catalog as clients are shown it.
-
-    A source or a sink is a foreign server; one with columns is a foreign table, too. The key of a
-    table or materialized view appears as its PRIMARY KEY, with an index.
+    """An object of our catalog as clients are shown it: in the schema `public`, of the first
+    superuser. The key of a table or materialized view appears as its PRIMARY KEY, with an index.
     """
 
     id: str
@@ -53,17 +47,8 @@ class CatalogObjectRow(msgspec.Struct, frozen=True):
     on: str = ""
     """The name of the object that an index is on."""
     index_columns: tuple[str, ...] = ()
-    unique: bool = False
     depends: tuple[str, ...] = ()
     """Names of the objects that a view reads."""
-    schema: str = DEFAULT_SCHEMA
-    owner: str = ""
-    """A role's name; empty: the first superuser."""
-    rows: int = -1
-    """Rows if they are known, which is PostgreSQL's estimate."""
-    size_bytes: int = 0
-    oid: int = 0
-    """0: it is derived from the id."""
 
 
 class CatalogRoleRow(msgspec.Struct, frozen=True):
@@ -73,8 +58,6 @@ class CatalogRoleRow(msgspec.Struct, frozen=True):
     superuser: bool = False
     can_login: bool = True
     create_role: bool = False
-    create_database: bool = False
-    member_of: tuple[str, ...] = ()
 
 
 class PgCatalogSnapshot(msgspec.Struct, frozen=True):
@@ -84,7 +67,6 @@ class PgCatalogSnapshot(msgspec.Struct, frozen=True):
     objects: tuple[CatalogObjectRow, ...] = ()
     roles: tuple[CatalogRoleRow, ...] = (CatalogRoleRow("penstock", superuser=True),)
     database: str = "penstock"
-    database_comment: str = ""
 
 
 class CatalogSession(msgspec.Struct, frozen=True):
@@ -99,15 +81,11 @@ class CatalogSession(msgspec.Struct, frozen=True):
     """Settings of the session by lower-case name, over PostgreSQL's defaults."""
     client_address: str = ""
     client_port: int = 0
-    server_address: str = ""
-    server_port: int = 0
     now: str = "2000-01-01 00:00:00+00"
     """The time of the transaction, as a `timestamptz` is written."""
     started: str = "2000-01-01 00:00:00+00"
     """The time at which the service was started."""
     connected: str = "2000-01-01 00:00:00+00"
-    encrypted: bool = False
-    """True if the connection has TLS."""
     state: str = "active"
     query: str = ""
     """The statement that runs, or ran last."""
@@ -139,12 +117,9 @@ class OidAssignment:
     def __init__(self, objects: Iterable[CatalogObjectRow]) -> None:
         self._taken: set[int] = set()
         self._known: dict[tuple[str, str], int] = {}
-        # Given ones first: a hash must not take them. Then in the order of ids, so that the
-        # outcome of a collision does not depend on the order of objects.
-        for each in sorted(objects, key=lambda each: (each.oid == 0, each.id)):
-            oid = each.oid or self._derive(each.id, "")
-            self._taken.add(oid)
-            self._known[each.id, ""] = oid
+        # In the order of ids: the outcome of a collision does not depend on that of objects.
+        for identity in sorted(each.id for each in objects):
+            self.oid_of(identity)
 
     def oid_of(self, identity: str, role: str = "") -> int:
         """Return the OID of an object, or of what belongs to it."""
@@ -161,21 +136,3 @@ class OidAssignment:
         while oid in self._taken:
             oid = FIRST_OBJECT_OID + (oid + 1 - FIRST_OBJECT_OID) % _OID_SPAN
         return oid
-
-
-def relation_objects() -> tuple[CatalogObjectRow, ...]:
-    """Return the relations `penstock.*` as objects: views in a schema of that name."""
-    return tuple(
-        CatalogObjectRow(
-            id=relation.name,
-            name=relation.name.removeprefix(PREFIX),
-            kind="view",
-            columns=tuple(
-                CatalogColumnRow(column.name, column.type, comment=column.text)
-                for column in relation.columns
-            ),
-            comment=relation.text,
-            schema=SYSTEM_SCHEMA,
-        )
-        for relation in RELATIONS.values()
-    )

@@ -21,37 +21,30 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
 )
 from actors.doors.postgres.pg_catalog.function_calls import FunctionCatalog
 from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
     ELEMENT_OF,
-    INT4,
-    INT8,
-    INTERVAL,
-    JSON,
-    JSONB,
     NUMBERS,
-    NUMERIC,
-    OID,
-    RECORD,
     REGISTERED,
-    TEXT,
     TEXTUAL,
-    UNKNOWN,
     VECTORS,
 )
 from actors.doors.postgres.pg_catalog.query_scope import QueryScope, RelationShape
-from actors.doors.postgres.pg_catalog.sql_dialect import identifier_name
+from actors.doors.postgres.pg_catalog.sql_dialect import (
+    called_name,
+    identifier_name,
+    parse_query,
+)
 from actors.doors.postgres.pg_catalog.typed_sql import (
     NULL_VALUE,
     TypedSql,
     array_type,
-    as_boolean,
     cast_value,
     common_type,
     decide_type,
-    quote_text,
     text_constant,
     unify_values,
 )
+from actors.model.pgwire import type_oids as pg
+from actors.model.pgwire.quoting import quote_text
 
 CompiledQuery = tuple[str, RelationShape]
 """A subquery's SQL, and its columns."""
@@ -77,42 +70,7 @@ _ARITHMETIC: Final[dict[Any, str]] = {
     exp.BitwiseLeftShift: "<<",
     exp.BitwiseRightShift: ">>",
 }
-_OPERATORS: Final[dict[str, Any]] = {
-    "=": exp.EQ,
-    "<>": exp.NEQ,
-    "!=": exp.NEQ,
-    "<": exp.LT,
-    "<=": exp.LTE,
-    ">": exp.GT,
-    ">=": exp.GTE,
-    "+": exp.Add,
-    "-": exp.Sub,
-    "*": exp.Mul,
-    "/": exp.Div,
-    "%": exp.Mod,
-    "||": exp.DPipe,
-    "~": exp.RegexpLike,
-    "~*": exp.RegexpILike,
-    "~~": exp.Like,
-    "~~*": exp.ILike,
-    "@>": exp.ArrayContainsAll,
-    "<@": exp.ArrayContainedBy,
-    "&&": exp.ArrayOverlaps,
-    "&": exp.BitwiseAnd,
-    "|": exp.BitwiseOr,
-}
-"""The nodes of operators that are written as OPERATOR(pg_catalog.…)."""
-_NEGATED: Final = {"!~": "~", "!~*": "~*", "!~~": "~~", "!~~*": "~~*"}
-_NO_PARENTHESES: Final[dict[Any, str]] = {
-    exp.CurrentUser: "current_user",
-    exp.CurrentRole: "current_role",
-    exp.SessionUser: "session_user",
-    exp.CurrentSchema: "current_schema",
-    exp.CurrentCatalog: "current_catalog",
-    exp.CurrentDate: "current_date",
-    exp.CurrentTimestamp: "current_timestamp",
-    exp.Localtimestamp: "current_timestamp",
-}
+_SIGN: Final = re.compile(r"[-+*/<>=~!@#%^&|`?]+")
 _NUMBER: Final = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _UNICODE: Final = re.compile(r"\\(?:\+([0-9a-fA-F]{6})|([0-9a-fA-F]{4}))")
 _TYPED_NAME: Final = re.compile(r'("char"|[^(\[]+)(?:\(([\d,]+)\))?((?:\[\])*)')
@@ -128,17 +86,17 @@ class ParameterTypes:
     def read(self, number: int) -> TypedSql:
         """Return a parameter, with its type if a use has decided that."""
         self._highest = max(self._highest, number)
-        return TypedSql(f":p{number}", self._types.get(number, UNKNOWN), parameter=number)
+        return TypedSql(f":p{number}", self._types.get(number, pg.UNKNOWN), parameter=number)
 
     def decide(self, value: TypedSql) -> None:
         """Keep the type of a value that is a parameter."""
-        if value.parameter and value.type != UNKNOWN:
+        if value.parameter and value.type != pg.UNKNOWN:
             # The first use decides, as in PostgreSQL.
             self._types.setdefault(value.parameter, value.type)
 
     def all_types(self) -> tuple[int, ...]:
         """Return the types in order; a text where no use said more."""
-        return tuple(self._types.get(at, TEXT) for at in range(1, self._highest + 1))
+        return tuple(self._types.get(at, pg.TEXT) for at in range(1, self._highest + 1))
 
 
 class ExpressionCompiler:
@@ -167,8 +125,6 @@ class ExpressionCompiler:
             return self._comparison(node, scope, _COMPARISONS[type(node)])
         if type(node) in _ARITHMETIC:
             return self._arithmetic(node, scope, _ARITHMETIC[type(node)])
-        if type(node) in _NO_PARENTHESES:
-            return self.calls.call(_NO_PARENTHESES[type(node)], [])
         if isinstance(node, exp.Query):
             return self._scalar_subquery(node, scope)
         raise CatalogQueryError(
@@ -178,9 +134,7 @@ class ExpressionCompiler:
 
     def compile_condition(self, node: Any, scope: QueryScope) -> str:
         """Return a condition of WHERE, ON, HAVING or FILTER."""
-        value = self.compile(node, scope)
-        self._note(value, BOOL)
-        return as_boolean(value)
+        return self.compile_as(node, scope, pg.BOOL).sql
 
     def compile_as(self, node: Any, scope: QueryScope, type_oid: int) -> TypedSql:
         """Return an expression that has a type unless its own is decided."""
@@ -199,7 +153,7 @@ class ExpressionCompiler:
         return {
             exp.Literal: self._literal,
             exp.Null: lambda node, scope: NULL_VALUE,
-            exp.Boolean: lambda node, scope: TypedSql(str(int(node.this)), BOOL),
+            exp.Boolean: lambda node, scope: TypedSql(str(int(node.this)), pg.BOOL),
             exp.ByteString: lambda node, scope: text_constant(str(node.this)),
             exp.RawString: lambda node, scope: text_constant(str(node.this)),
             exp.UnicodeString: self._unicode,
@@ -212,11 +166,11 @@ class ExpressionCompiler:
             exp.And: lambda node, scope: self._connect(node, scope, "AND"),
             exp.Or: lambda node, scope: self._connect(node, scope, "OR"),
             exp.Not: lambda node, scope: TypedSql(
-                f"(NOT {self.compile_condition(node.this, scope)})", BOOL
+                f"(NOT {self.compile_condition(node.this, scope)})", pg.BOOL
             ),
             exp.Neg: self._negative,
             exp.BitwiseNot: lambda node, scope: TypedSql(
-                f"(~{self.compile(node.this, scope).sql})", INT4
+                f"(~{self.compile(node.this, scope).sql})", pg.INT4
             ),
             exp.Is: self._is,
             exp.In: self._in,
@@ -233,17 +187,16 @@ class ExpressionCompiler:
             exp.Escape: self._escape,
             exp.Like: self._like,
             exp.ILike: self._like,
-            exp.SimilarTo: self._similar,
             exp.RegexpLike: self._match,
             exp.RegexpILike: self._match,
             exp.ArrayContainsAll: lambda node, scope: self._arrays(node, scope, "pg_contains"),
             exp.ArrayOverlaps: lambda node, scope: self._arrays(node, scope, "pg_overlap"),
             exp.ArrayContainedBy: self._contained_by,
-            exp.JSONExtract: lambda node, scope: self._json_path(node, scope, "->", JSON),
-            exp.JSONExtractScalar: lambda node, scope: self._json_path(node, scope, "->>", TEXT),
+            exp.JSONExtract: lambda node, scope: self._json_path(node, scope, "->", pg.JSON),
+            exp.JSONExtractScalar: lambda node, scope: self._json_path(node, scope, "->>", pg.TEXT),
             exp.AtTimeZone: lambda node, scope: self.compile(node.this, scope),
             exp.Interval: lambda node, scope: TypedSql(
-                quote_text(node.sql("postgres").removeprefix("INTERVAL ").strip("'")), INTERVAL
+                quote_text(node.sql("postgres").removeprefix("INTERVAL ").strip("'")), pg.INTERVAL
             ),
         }
 
@@ -255,11 +208,11 @@ class ExpressionCompiler:
         if node.is_string:
             return text_constant(text)
         if text.isascii() and text.isdecimal():
-            return TypedSql(text, INT4 if int(text) < 2**31 else INT8)
+            return TypedSql(text, pg.INT4 if int(text) < 2**31 else pg.INT8)
         # Written into SQL as it stands: it must be a number to SQLite, too.
         if _NUMBER.fullmatch(text) is None:
             raise CatalogQueryError(f"{text} is no number", SYNTAX_ERROR)
-        return TypedSql(text, NUMERIC)
+        return TypedSql(text, pg.NUMERIC)
 
     def _unicode(self, node: Any, scope: QueryScope) -> TypedSql:
         """Compile a constant with characters by their numbers, as ``U&'\\0061'``."""
@@ -345,7 +298,7 @@ class ExpressionCompiler:
             parts.append(left.expression)
             left = left.this
         texts = [self.compile_condition(each, scope) for each in [left, *reversed(parts)]]
-        return TypedSql(f"({f' {word} '.join(texts)})", BOOL)
+        return TypedSql(f"({f' {word} '.join(texts)})", pg.BOOL)
 
     def _pair(self, node: Any, scope: QueryScope) -> tuple[TypedSql, TypedSql]:
         left, right = self.compile(node.this, scope), self.compile(node.expression, scope)
@@ -355,66 +308,49 @@ class ExpressionCompiler:
         """Return two values that are compared, an undecided one with the other's type."""
         chosen = common_type((left.type, right.type))
         # A name is compared with the object's name, not with its OID.
-        if left.type in REGISTERED and right.type in TEXTUAL - {UNKNOWN}:
-            left = cast_value(left, TEXT)
-        elif right.type in REGISTERED and left.type in TEXTUAL - {UNKNOWN}:
-            right = cast_value(right, TEXT)
+        if left.type in REGISTERED and right.type in TEXTUAL - {pg.UNKNOWN}:
+            left = cast_value(left, pg.TEXT)
+        elif right.type in REGISTERED and left.type in TEXTUAL - {pg.UNKNOWN}:
+            right = cast_value(right, pg.TEXT)
         return self._note(left, chosen), self._note(right, chosen)
 
     def _comparison(self, node: Any, scope: QueryScope, operator: str) -> TypedSql:
-        right = node.expression
-        if isinstance(right, exp.Any | exp.All):
-            return self._quantified(
-                self.compile(node.this, scope),
-                operator,
-                right.this,
-                scope,
-                every=isinstance(right, exp.All),
-            )
-        if isinstance(right, exp.Anonymous) and right.name.lower() in ("all", "some", "any"):
-            return self._quantified(
-                self.compile(node.this, scope),
-                operator,
-                right.expressions[0],
-                scope,
-                every=right.name.lower() == "all",
-            )
+        quantifier = _quantifier_of(node.expression)
+        if quantifier is not None:
+            return self._quantified(self.compile(node.this, scope), operator, quantifier, scope)
         one, other = self._pair(node, scope)
-        return TypedSql(f"({one.sql} {operator} {other.sql})", BOOL)
+        return TypedSql(f"({one.sql} {operator} {other.sql})", pg.BOOL)
 
     def _quantified(
-        self, left: TypedSql, operator: str, values: Any, scope: QueryScope, *, every: bool
+        self, left: TypedSql, operator: str, quantifier: tuple[Any, bool], scope: QueryScope
     ) -> TypedSql:
-        """Compile ``left operator ANY (values)`` and ALL; `values` is an array or a query."""
-        inner = values
-        # ANY (x) and ANY ((x)) are one.
-        while isinstance(inner, exp.Paren):
-            inner = inner.this
+        """Compile ``left operator ANY (values)`` and ALL; the values are an array or a query."""
+        inner, every = quantifier
         negated = "NOT " if every else ""
         plain = operator in (("<>",) if every else ("=",))
         if isinstance(inner, exp.Query):
             sql, shape = self._compile_query(inner, scope)
             left = self._note(left, shape.columns[0].type)
             if plain:
-                return TypedSql(f"({left.sql} {negated}IN ({sql}))", BOOL)
+                return TypedSql(f"({left.sql} {negated}IN ({sql}))", pg.BOOL)
             rows, place = f"({sql}) AS q", f"q.{shape.columns[0].sql}"
         else:
             array = self.compile(inner, scope)
             element = ELEMENT_OF.get(array.type)
             # A constant or a parameter: an array of what is on the left.
             if element is None:
-                array = self._note(array, array_type(TEXT if left.undecided else left.type))
-                element = ELEMENT_OF.get(array.type, TEXT)
+                array = self._note(array, array_type(pg.TEXT if left.undecided else left.type))
+                element = ELEMENT_OF.get(array.type, pg.TEXT)
             left, array = self._match_array(left, array, element)
             rows, place = f"json_each({array.sql}) AS q", "q.value"
             if plain:
                 # Not by a join, so that an index on the left side can serve.
                 sql = f"SELECT value FROM json_each({array.sql})"
-                return TypedSql(f"({left.sql} {negated}IN ({sql}))", BOOL)
+                return TypedSql(f"({left.sql} {negated}IN ({sql}))", pg.BOOL)
         condition = self._operate(left, operator, place)
         # ALL holds unless one value does not fit.
         condition = f"NOT ({condition})" if every else condition
-        return TypedSql(f"({negated}EXISTS (SELECT 1 FROM {rows} WHERE {condition}))", BOOL)
+        return TypedSql(f"({negated}EXISTS (SELECT 1 FROM {rows} WHERE {condition}))", pg.BOOL)
 
     def _match_array(
         self, left: TypedSql, array: TypedSql, element: int
@@ -427,24 +363,21 @@ class ExpressionCompiler:
     def _operate(self, left: TypedSql, operator: str, place: str) -> str:
         if operator in ("~", "~*"):
             flags = "i" if operator == "~*" else ""
-            return f"pg_match({left.sql}, {place}, '{flags}')"
-        if operator == "LIKE":
-            return f"{left.sql} LIKE {place} ESCAPE '\\'"
-        if operator == "ILIKE":
-            return f"lower({left.sql}) LIKE lower({place}) ESCAPE '\\'"
+            return f"pg_fn_regexp_like({left.sql}, {place}, '{flags}')"
+        if operator.endswith("ILIKE"):
+            like = operator.replace("ILIKE", "LIKE")
+            return f"lower({left.sql}) {like} lower({place}) ESCAPE '\\'"
+        if operator.endswith("LIKE"):
+            return f"{left.sql} {operator} {place} ESCAPE '\\'"
         return f"{left.sql} {operator} {place}"
 
     def _is(self, node: Any, scope: QueryScope) -> TypedSql:
-        negated = "NOT " if node.args.get("negate") else ""
-        if isinstance(node.expression, exp.Null):
-            value = self.compile(node.this, scope)
-            return TypedSql(f"({value.sql} IS {negated}NULL)", BOOL)
+        word = "IS NOT" if node.args.get("negate") else "IS"
         if isinstance(node.expression, exp.Boolean):
-            value = self.compile_as(node.this, scope, BOOL)
-            return TypedSql(f"({value.sql} IS {negated}{int(node.expression.this)})", BOOL)
-        # IS UNKNOWN: the same as IS NULL.
-        value = self.compile_as(node.this, scope, BOOL)
-        return TypedSql(f"({value.sql} IS {negated}NULL)", BOOL)
+            value = self.compile_as(node.this, scope, pg.BOOL)
+            return TypedSql(f"({value.sql} {word} {int(node.expression.this)})", pg.BOOL)
+        # IS UNKNOWN is the same as IS NULL.
+        return TypedSql(f"({self.compile(node.this, scope).sql} {word} NULL)", pg.BOOL)
 
     def _in(self, node: Any, scope: QueryScope) -> TypedSql:
         left = self.compile(node.this, scope)
@@ -454,16 +387,18 @@ class ExpressionCompiler:
             # Several columns are compared with a row.
             if len(shape.columns) == 1:
                 left = self._note(left, shape.columns[0].type)
-            return TypedSql(f"({left.sql} IN ({sql}))", BOOL)
+            return TypedSql(f"({left.sql} IN ({sql}))", pg.BOOL)
         values = [self.compile(each, scope) for each in node.expressions]
-        if left.type == RECORD:
-            return TypedSql(f"({left.sql} IN (VALUES {', '.join(v.sql for v in values)}))", BOOL)
+        if left.type == pg.RECORD:
+            return TypedSql(f"({left.sql} IN (VALUES {', '.join(v.sql for v in values)}))", pg.BOOL)
         decided = [left, *values]
         chosen = common_type(value.type for value in decided)
-        if left.type in REGISTERED and any(value.type in TEXTUAL - {UNKNOWN} for value in values):
-            left = cast_value(left, TEXT)
+        if left.type in REGISTERED and any(
+            value.type in TEXTUAL - {pg.UNKNOWN} for value in values
+        ):
+            left = cast_value(left, pg.TEXT)
         left, *values = (self._note(value, chosen) for value in (left, *values))
-        return TypedSql(f"({left.sql} IN ({', '.join(value.sql for value in values)}))", BOOL)
+        return TypedSql(f"({left.sql} IN ({', '.join(value.sql for value in values)}))", pg.BOOL)
 
     def _between(self, node: Any, scope: QueryScope) -> TypedSql:
         values = [
@@ -471,11 +406,11 @@ class ExpressionCompiler:
         ]
         chosen = common_type(value.type for value in values)
         one, low, high = (self._note(value, chosen) for value in values)
-        return TypedSql(f"({one.sql} BETWEEN {low.sql} AND {high.sql})", BOOL)
+        return TypedSql(f"({one.sql} BETWEEN {low.sql} AND {high.sql})", pg.BOOL)
 
     def _exists(self, node: Any, scope: QueryScope) -> TypedSql:
         sql, _ = self._compile_query(node.this, scope)
-        return TypedSql(f"EXISTS ({sql})", BOOL)
+        return TypedSql(f"EXISTS ({sql})", pg.BOOL)
 
     def _scalar_subquery(self, node: Any, scope: QueryScope) -> TypedSql:
         sql, shape = self._compile_query(node, scope)
@@ -513,29 +448,30 @@ class ExpressionCompiler:
         """Return values of one type: texts where some are names of registered objects."""
         if chosen in TEXTUAL:
             return [
-                cast_value(value, TEXT) if value.type in REGISTERED else value for value in values
+                cast_value(value, pg.TEXT) if value.type in REGISTERED else value
+                for value in values
             ]
         return values
 
     def _tuple(self, node: Any, scope: QueryScope) -> TypedSql:
         values = [self.compile(each, scope) for each in node.expressions]
-        return TypedSql(f"({', '.join(value.sql for value in values)})", RECORD)
+        return TypedSql(f"({', '.join(value.sql for value in values)})", pg.RECORD)
 
     # -- operators -----------------------------------------------------------------------------
 
     def _arithmetic(self, node: Any, scope: QueryScope, operator: str) -> TypedSql:
         left, right = self._pair(node, scope)
         types = [each.type for each in (left, right) if each.type in NUMBERS]
-        chosen = common_type(types) if types else INT4
+        chosen = common_type(types) if types else pg.INT4
         # Of an OID and an integer PostgreSQL makes an integer.
         # SQLite's integers have 64 bits: nothing overflows.
-        chosen = INT8 if chosen == OID else chosen
-        if chosen == TEXT:
-            chosen = NUMERIC
+        chosen = pg.INT8 if chosen == pg.OID else chosen
+        if chosen == pg.TEXT:
+            chosen = pg.NUMERIC
         return TypedSql(f"({left.sql} {operator} {right.sql})", chosen)
 
     def _negative(self, node: Any, scope: QueryScope) -> TypedSql:
-        value = self.compile_as(node.this, scope, INT4)
+        value = self.compile_as(node.this, scope, pg.INT4)
         return TypedSql(f"(-{value.sql})", value.type)
 
     def _concatenate(self, node: Any, scope: QueryScope) -> TypedSql:
@@ -544,87 +480,74 @@ class ExpressionCompiler:
             return self._concatenate_arrays(left, right)
         texts = []
         for value in (left, right):
-            value = self._note(value, TEXT)
+            value = self._note(value, pg.TEXT)
             # SQLite writes numbers as PostgreSQL does; flags and names are ours to write.
-            texts.append(value.sql if value.type in NUMBERS else cast_value(value, TEXT).sql)
-        return TypedSql(f"({texts[0]} || {texts[1]})", TEXT)
+            texts.append(value.sql if value.type in NUMBERS else cast_value(value, pg.TEXT).sql)
+        return TypedSql(f"({texts[0]} || {texts[1]})", pg.TEXT)
 
     def _concatenate_arrays(self, left: TypedSql, right: TypedSql) -> TypedSql:
         # An element before an array, or behind one.
         if left.type not in ELEMENT_OF and not left.undecided:
-            return TypedSql(f"pg_prepend_element({left.sql}, {right.sql})", right.type)
+            return TypedSql(f"pg_fn_array_prepend({left.sql}, {right.sql})", right.type)
         if right.type not in ELEMENT_OF and not right.undecided:
-            return TypedSql(f"pg_append_element({left.sql}, {right.sql})", left.type)
+            return TypedSql(f"pg_fn_array_append({left.sql}, {right.sql})", left.type)
         kind = left.type if left.type in ELEMENT_OF else right.type
         left, right = self._note(left, kind), self._note(right, kind)
-        return TypedSql(f"pg_concat_arrays({left.sql}, {right.sql})", kind)
+        return TypedSql(f"pg_fn_array_cat({left.sql}, {right.sql})", kind)
 
     def _operator(self, node: Any, scope: QueryScope) -> TypedSql:
+        """Compile ``left OPERATOR(schema.sign) right`` as ``left sign right``."""
         sign = str(node.args["operator"]).rpartition(".")[2]
-        negated = sign in _NEGATED
-        kind = _OPERATORS.get(_NEGATED.get(sign, sign))
-        if kind is None:
+        if _SIGN.fullmatch(sign) is None:
             raise CatalogQueryError(f"operator {sign} is not supported here", NOT_SUPPORTED)
-        made = self.compile(kind(this=node.this, expression=node.expression), scope)
-        return TypedSql(f"(NOT {made.sql})", BOOL) if negated else made
+        # The parser knows which node a sign stands for: two names hold the operands' places.
+        tree = parse_query(f"SELECT one {sign} other").expressions[0]
+        places = {column.name: column for column in tree.find_all(exp.Column)}
+        places["one"].replace(node.this.copy())
+        places["other"].replace(node.expression.copy())
+        return self.compile(tree, scope)
 
     def _match(self, node: Any, scope: QueryScope) -> TypedSql:
         flags = "i" if isinstance(node, exp.RegexpILike) else ""
-        quantified = self._quantified_pattern(node, scope, "~*" if flags else "~")
-        if quantified is not None:
-            return quantified
-        text = cast_value(self.compile_as(node.this, scope, TEXT), TEXT)
-        pattern = self.compile_as(node.expression, scope, TEXT)
-        return TypedSql(f"pg_match({text.sql}, {pattern.sql}, '{flags}')", BOOL)
-
-    def _quantified_pattern(self, node: Any, scope: QueryScope, word: str) -> TypedSql | None:
-        right = node.expression
-        if isinstance(right, exp.Any | exp.All):
-            values = right.this
-        elif isinstance(right, exp.Anonymous) and right.name.lower() in ("all", "any", "some"):
-            values = right.expressions[0]
-        else:
-            return None
-        every = isinstance(right, exp.All) or right.name.lower() == "all"
-        left = self.compile_as(node.this, scope, TEXT)
-        made = self._quantified(left, word, values, scope, every=every)
-        return TypedSql(f"(NOT {made.sql})", BOOL) if node.args.get("negate") else made
+        quantifier = _quantifier_of(node.expression)
+        if quantifier is not None:
+            left = self.compile_as(node.this, scope, pg.TEXT)
+            return self._quantified(left, "~*" if flags else "~", quantifier, scope)
+        text = cast_value(self.compile_as(node.this, scope, pg.TEXT), pg.TEXT)
+        pattern = self.compile_as(node.expression, scope, pg.TEXT)
+        return TypedSql(f"pg_fn_regexp_like({text.sql}, {pattern.sql}, '{flags}')", pg.BOOL)
 
     def _like(self, node: Any, scope: QueryScope, escape: str = "\\") -> TypedSql:
         word = "ILIKE" if isinstance(node, exp.ILike) else "LIKE"
-        quantified = self._quantified_pattern(node, scope, word)
-        if quantified is not None:
-            return quantified
-        text = cast_value(self.compile_as(node.this, scope, TEXT), TEXT).sql
-        pattern = self.compile_as(node.expression, scope, TEXT).sql
+        negated = "NOT " if node.args.get("negate") else ""
+        quantifier = _quantifier_of(node.expression)
+        if quantifier is not None:
+            left = self.compile_as(node.this, scope, pg.TEXT)
+            return self._quantified(left, negated + word, quantifier, scope)
+        text = cast_value(self.compile_as(node.this, scope, pg.TEXT), pg.TEXT).sql
+        pattern = self.compile_as(node.expression, scope, pg.TEXT).sql
         # SQLite's LIKE was told to tell cases apart.
         if word == "ILIKE":
             text, pattern = f"lower({text})", f"lower({pattern})"
-        negated = "NOT " if node.args.get("negate") else ""
         # PostgreSQL's default is a backslash; SQLite has none.
         escaped = f" ESCAPE {quote_text(escape)}" if escape else ""
-        return TypedSql(f"({text} {negated}LIKE {pattern}{escaped})", BOOL)
+        return TypedSql(f"({text} {negated}LIKE {pattern}{escaped})", pg.BOOL)
 
     def _escape(self, node: Any, scope: QueryScope) -> TypedSql:
         if isinstance(node.this, exp.Like | exp.ILike):
             return self._like(node.this, scope, str(node.expression.name))
         return self.compile(node.this, scope)
 
-    def _similar(self, node: Any, scope: QueryScope) -> TypedSql:
-        text = self.compile_as(node.this, scope, TEXT)
-        pattern = self.compile_as(node.expression, scope, TEXT)
-        return TypedSql(f"pg_similar({text.sql}, {pattern.sql})", BOOL)
-
     def _arrays(self, node: Any, scope: QueryScope, function: str) -> TypedSql:
         left, right = self._pair(node, scope)
-        return TypedSql(f"{function}({left.sql}, {right.sql})", BOOL)
+        return TypedSql(f"{function}({left.sql}, {right.sql})", pg.BOOL)
 
     def _contained_by(self, node: Any, scope: QueryScope) -> TypedSql:
         left, right = self._pair(node, scope)
-        return TypedSql(f"pg_contains({right.sql}, {left.sql})", BOOL)
+        return TypedSql(f"pg_contains({right.sql}, {left.sql})", pg.BOOL)
 
     def _json_path(self, node: Any, scope: QueryScope, operator: str, returns: int) -> TypedSql:
-        value = self.compile_as(node.this, scope, JSON)
+        value = self.compile_as(node.this, scope, pg.JSON)
         path = node.expression
         # sqlglot has made a path of a plain key.
         if isinstance(path, exp.JSONPath):
@@ -632,7 +555,7 @@ class ExpressionCompiler:
             key = quote_text(str(last.this)) if not isinstance(last.this, int) else str(last.this)
         else:
             key = self.compile(path, scope).sql
-        kind = JSONB if returns == JSON and value.type == JSONB else returns
+        kind = pg.JSONB if returns == pg.JSON and value.type == pg.JSONB else returns
         return TypedSql(f"({value.sql} {operator} {key})", kind)
 
     # -- types ---------------------------------------------------------------------------------
@@ -691,7 +614,7 @@ class ExpressionCompiler:
         # Vectors count from 0, arrays from 1.
         first = 0 if array.type in VECTORS else 1
         place = node.expressions[0]
-        if array.type in (JSON, JSONB):
+        if array.type in (pg.JSON, pg.JSONB):
             return TypedSql(f"({array.sql} -> {self.compile(place, scope).sql})", array.type)
         if isinstance(place, exp.Slice):
             low, high = (
@@ -699,7 +622,23 @@ class ExpressionCompiler:
                 for each in (place.this, place.args.get("expression"))
             )
             return TypedSql(f"pg_slice({array.sql}, {low}, {high})", array.type)
-        at = self.compile_as(place, scope, INT4)
+        at = self.compile_as(place, scope, pg.INT4)
         shift = f"{at.sql} - {first}" if first else at.sql
-        element = ELEMENT_OF.get(array.type, TEXT)
+        element = ELEMENT_OF.get(array.type, pg.TEXT)
         return TypedSql(f"pg_subscript({array.sql}, {shift})", element)
+
+
+def _quantifier_of(node: Any) -> tuple[Any, bool] | None:
+    """Return the values of ANY, SOME or ALL, and whether ALL of them are meant; None for another
+    node."""
+    name = called_name(node)
+    if isinstance(node, exp.Any | exp.All):
+        values, every = node.this, isinstance(node, exp.All)
+    elif name in ("all", "any", "some"):
+        values, every = node.expressions[0], name == "all"
+    else:
+        return None
+    # ANY (x) and ANY ((x)) are one.
+    while isinstance(values, exp.Paren):
+        values = values.this
+    return values, every

@@ -1,47 +1,23 @@
 """Calls of PostgreSQL's functions in SQLite's SQL: which function is meant, and what it returns.
 
-Signatures are those of `pg_proc`. A function is SQLite's own where the two agree (`TEMPLATES`),
-a subquery (`obj_description`), or one of Python's, which SQLite knows as ``pg_fn_name``.
+Signatures are those of `pg_proc`. A function is a text of SQLite's SQL (`SQL_FORMS`), one that
+depends on the types of its arguments (`TEMPLATES`), or one of Python's, which SQLite knows as
+``pg_fn_name``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import msgspec
 
+from actors.doors.postgres.pg_catalog import pg_types
 from actors.doors.postgres.pg_catalog.catalog_data import SystemCatalog
 from actors.doors.postgres.pg_catalog.catalog_errors import (
     NOT_SUPPORTED,
     UNDEFINED_FUNCTION,
     CatalogQueryError,
-)
-from actors.doors.postgres.pg_catalog.pg_types import (
-    ANYARRAY,
-    ANYELEMENT,
-    BOOL,
-    CHAR,
-    ELEMENT_OF,
-    FLOAT8,
-    INT4,
-    INT8,
-    INTEGERS,
-    JSON,
-    JSONB,
-    NAME,
-    NUMBERS,
-    NUMERIC,
-    OID,
-    RECORD,
-    REGCLASS,
-    REGISTERED,
-    REGTYPE,
-    TEXT,
-    TEXTUAL,
-    UNKNOWN,
-    VECTORS,
-    VOID,
 )
 from actors.doors.postgres.pg_catalog.typed_sql import (
     TypedSql,
@@ -51,44 +27,23 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     decide_type,
     unify_values,
 )
+from actors.model.pgwire import type_oids as pg
 
 FUNCTION_PREFIX: Final = "pg_fn_"
-_POLYMORPHIC: Final = frozenset({ANYARRAY, ANYELEMENT, 2276, 2776, 5077, 5078, 5079, 5080})
+ANY: Final = 2276
+_POLYMORPHIC: Final = frozenset({pg.ANYARRAY, pg.ANYELEMENT, ANY, 2776, 5077, 5078, 5079, 5080})
 """Pseudo-types: any array, element, …, and ``"any"``."""
-_POLYMORPHIC_ARRAYS: Final = frozenset({ANYARRAY, 5078})
-SET_FUNCTIONS: Final[dict[str, tuple[tuple[str, int], ...]]] = {
-    # Columns of what returns sets of rows.
-    "_pg_expandarray": (("x", UNKNOWN), ("n", INT4)),
-    "aclexplode": (
-        ("grantor", OID),
-        ("grantee", OID),
-        ("privilege_type", TEXT),
-        ("is_grantable", BOOL),
-    ),
-    "pg_get_keywords": (
-        ("word", TEXT),
-        ("catcode", CHAR),
-        ("barelabel", BOOL),
-        ("catdesc", TEXT),
-        ("baredesc", TEXT),
-    ),
-    "pg_options_to_table": (("option_name", TEXT), ("option_value", TEXT)),
-}
-EMPTY_SETS: Final[dict[str, tuple[tuple[str, int], ...]]] = {
-    "pg_partition_ancestors": (("relid", REGCLASS),),
-    "pg_partition_tree": (
-        ("relid", REGCLASS),
-        ("parentrelid", REGCLASS),
-        ("isleaf", BOOL),
-        ("level", INT4),
-    ),
-    "pg_listening_channels": (("pg_listening_channels", TEXT),),
-    "pg_get_publication_tables": (("relid", OID), ("attrs", 22), ("qual", 194)),
-    "pg_event_trigger_ddl_commands": (("classid", OID), ("objid", OID)),
-    "pg_sequence_parameters": (("start_value", INT8), ("minimum_value", INT8)),
-    "pg_get_sequence_data": (("last_value", INT8), ("is_called", BOOL)),
-}
-"""Functions whose sets are always empty here: no partitions, sequences, publications."""
+_POLYMORPHIC_ARRAYS: Final = frozenset({pg.ANYARRAY, 5078})
+EMPTY_SETS: Final = frozenset(
+    {
+        "pg_event_trigger_ddl_commands",
+        "pg_get_publication_tables",
+        "pg_listening_channels",
+        "pg_partition_ancestors",
+        "pg_partition_tree",
+    }
+)
+"""Functions whose sets are always empty here: no partitions, publications, channels."""
 AGGREGATES: Final = frozenset(
     {
         "array_agg",
@@ -107,16 +62,6 @@ AGGREGATES: Final = frozenset(
         "sum",
     }
 )
-WINDOW_FUNCTIONS: Final[dict[str, int]] = {
-    "row_number": INT8,
-    "rank": INT8,
-    "dense_rank": INT8,
-    "first_value": ANYELEMENT,
-    "last_value": ANYELEMENT,
-    "lag": ANYELEMENT,
-    "lead": ANYELEMENT,
-    "ntile": INT4,
-}
 
 
 class FunctionSignature(msgspec.Struct, frozen=True):
@@ -128,15 +73,19 @@ class FunctionSignature(msgspec.Struct, frozen=True):
     """Arguments without a default."""
     returns_set: bool
     variadic: bool
+    kind: str
+    """A letter, as `pg_proc.prokind` has it."""
+    fields: tuple[tuple[str, int], ...]
+    """The names and types of its OUT parameters."""
 
 
 def json_letters(values: Iterable[TypedSql]) -> str:
     """Return how JSON functions take each value: see `scalar_functions`."""
     letters = []
     for value in values:
-        if value.type == BOOL:
+        if value.type == pg.BOOL:
             letters.append("b")
-        elif value.type in (JSON, JSONB, RECORD) or value.type in ELEMENT_OF:
+        elif value.type in (pg.JSON, pg.JSONB, pg.RECORD) or value.type in pg_types.ELEMENT_OF:
             letters.append("j")
         else:
             letters.append("x")
@@ -145,64 +94,21 @@ def json_letters(values: Iterable[TypedSql]) -> str:
 
 def _shown(value: TypedSql) -> TypedSql:
     """Return a value as a text function takes it: registered objects by name."""
-    if value.type in REGISTERED or value.type == BOOL or value.type in ELEMENT_OF:
-        return cast_value(value, TEXT)
+    if (
+        value.type in pg_types.REGISTERED
+        or value.type == pg.BOOL
+        or value.type in pg_types.ELEMENT_OF
+    ):
+        return cast_value(value, pg.TEXT)
     return value
 
 
-def _native(name: str, returns: int) -> Callable[[list[TypedSql]], TypedSql]:
-    """Return the template of a function that SQLite has, too."""
-    return lambda args: TypedSql(f"{name}({', '.join(arg.sql for arg in args)})", returns)
-
-
-def _description(catalog_at: int | None) -> Callable[[list[TypedSql]], TypedSql]:
-    def template(args: list[TypedSql]) -> TypedSql:
-        oid = decide_type(args[0], OID).sql
-        where = f"objoid = {oid} AND objsubid = 0"
-        # Objects of two catalogs may have one OID.
-        if catalog_at is not None and len(args) > 1:
-            where += (
-                " AND classoid = (SELECT oid FROM pg_class WHERE relnamespace = 11"
-                f" AND relname = {args[1].sql})"
-            )
-        return TypedSql(f"(SELECT description FROM pg_description WHERE {where})", TEXT)
-
-    return template
-
-
-def _column_description(args: list[TypedSql]) -> TypedSql:
-    where = f"objoid = {args[0].sql} AND classoid = 1259 AND objsubid = {args[1].sql}"
-    # 0 is the relation itself, which is no column.
-    where += f" AND {args[1].sql} <> 0"
-    return TypedSql(f"(SELECT description FROM pg_description WHERE {where})", TEXT)
-
-
-def _shared_description(args: list[TypedSql]) -> TypedSql:
-    where = (
-        f"objoid = {args[0].sql} AND classoid = (SELECT oid FROM pg_class"
-        f" WHERE relnamespace = 11 AND relname = {args[1].sql})"
-    )
-    return TypedSql(f"(SELECT description FROM pg_shdescription WHERE {where})", TEXT)
-
-
-def _true_type(args: list[TypedSql]) -> TypedSql:
-    attribute, kind = args[0].sql, args[1].sql
-    return TypedSql(
-        f"CASE {kind}.typtype WHEN 'd' THEN {kind}.typbasetype ELSE {attribute}.atttypid END", OID
-    )
-
-
-def _true_modifier(args: list[TypedSql]) -> TypedSql:
-    attribute, kind = args[0].sql, args[1].sql
-    return TypedSql(
-        f"CASE {kind}.typtype WHEN 'd' THEN {kind}.typtypmod ELSE {attribute}.atttypmod END", INT4
-    )
-
-
-def _index_position(args: list[TypedSql]) -> TypedSql:
-    keys = f"(SELECT indkey FROM pg_index WHERE indexrelid = {args[0].sql})"
-    place = f"(SELECT key + 1 FROM json_each({keys}) WHERE value = {args[1].sql} LIMIT 1)"
-    return TypedSql(place, INT4)
+def _object_description(args: list[TypedSql]) -> TypedSql:
+    where = f"objoid = {args[0].sql} AND objsubid = 0"
+    # Objects of two catalogs may have one OID.
+    if len(args) > 1:
+        where += f" AND classoid = {_CATALOG_OID.format(args[1].sql)}"
+    return TypedSql(f"(SELECT description FROM pg_description WHERE {where})", pg.TEXT)
 
 
 def _greatest(name: str) -> Callable[[list[TypedSql]], TypedSql]:
@@ -229,49 +135,45 @@ def _nullif(args: list[TypedSql]) -> TypedSql:
 
 def _json_object(args: list[TypedSql]) -> TypedSql:
     inside = "".join(f", {arg.sql}" for arg in args)
-    return TypedSql(f"pg_json_object('{json_letters(args)}'{inside})", JSON)
+    return TypedSql(f"pg_json_object('{json_letters(args)}'{inside})", pg.JSON)
 
 
 def _json_array(args: list[TypedSql]) -> TypedSql:
     inside = "".join(f", {arg.sql}" for arg in args)
-    return TypedSql(f"pg_json_array('{json_letters(args)}'{inside})", JSON)
+    return TypedSql(f"pg_json_array('{json_letters(args)}'{inside})", pg.JSON)
 
 
 def _to_json(args: list[TypedSql]) -> TypedSql:
-    return TypedSql(f"pg_json_value('{json_letters(args)}', {args[0].sql})", JSON)
+    return TypedSql(f"pg_json_value('{json_letters(args)}', {args[0].sql})", pg.JSON)
 
 
 def _array_bound(upper: bool) -> Callable[[list[TypedSql]], TypedSql]:
     def template(args: list[TypedSql]) -> TypedSql:
         length = f"nullif(json_array_length({args[0].sql}), 0)"
         # The length of an empty array is NULL, and so are its bounds.
-        if args[0].type in VECTORS:
+        if args[0].type in pg_types.VECTORS:
             sql = f"({length} - 1)" if upper else f"({length} * 0)"
         else:
             sql = length if upper else f"({length} * 0 + 1)"
-        return TypedSql(sql, INT4)
+        return TypedSql(sql, pg.INT4)
 
     return template
 
 
 def _subscripts(args: list[TypedSql]) -> TypedSql:
-    first = 0 if args[0].type in VECTORS else 1
-    return TypedSql(f"pg_subscripts({args[0].sql}, {args[1].sql}, {first})", INT4)
+    first = 0 if args[0].type in pg_types.VECTORS else 1
+    return TypedSql(f"pg_subscripts({args[0].sql}, {args[1].sql}, {first})", pg.INT4)
 
 
 def _age(args: list[TypedSql]) -> TypedSql:
-    if args[0].type in TEXTUAL or len(args) > 1:
+    if args[0].type in pg_types.TEXTUAL or len(args) > 1:
         raise CatalogQueryError("age of a time is not supported here", NOT_SUPPORTED)
     # Of a transaction: nothing ever ages here.
-    return TypedSql(f"(0 * {args[0].sql} + 1)", INT4)
+    return TypedSql(f"(0 * {args[0].sql} + 1)", pg.INT4)
 
 
 def _type_of(args: list[TypedSql]) -> TypedSql:
-    return TypedSql(str(TEXT if args[0].undecided else args[0].type), REGTYPE)
-
-
-def _trim(name: str) -> Callable[[list[TypedSql]], TypedSql]:
-    return lambda args: TypedSql(f"{name}({', '.join(_shown(arg).sql for arg in args)})", TEXT)
+    return TypedSql(str(pg.TEXT if args[0].undecided else args[0].type), pg.REGTYPE)
 
 
 def _first_argument(args: list[TypedSql]) -> TypedSql:
@@ -279,18 +181,10 @@ def _first_argument(args: list[TypedSql]) -> TypedSql:
 
 
 TEMPLATES: Final[dict[str, Callable[[list[TypedSql]], TypedSql]]] = {
-    "abs": lambda args: TypedSql(f"abs({args[0].sql})", args[0].type),
     "age": _age,
     "array_lower": _array_bound(upper=False),
     "array_upper": _array_bound(upper=True),
-    "btrim": _trim("trim"),
-    "ceil": _native("ceil", FLOAT8),
-    "ceiling": _native("ceil", FLOAT8),
-    "char_length": _native("length", INT4),
-    "character_length": _native("length", INT4),
     "coalesce": _coalesce,
-    "col_description": _column_description,
-    "floor": _native("floor", FLOAT8),
     "generate_subscripts": _subscripts,
     "greatest": _greatest("max"),
     "json_build_array": _json_array,
@@ -298,67 +192,103 @@ TEMPLATES: Final[dict[str, Callable[[list[TypedSql]], TypedSql]]] = {
     "jsonb_build_array": _json_array,
     "jsonb_build_object": _json_object,
     "least": _greatest("min"),
-    "length": _native("length", INT4),
-    "lower": lambda args: TypedSql(f"lower({_shown(args[0]).sql})", TEXT),
-    "ltrim": _trim("ltrim"),
-    "mod": lambda args: TypedSql(f"({args[0].sql} % {args[1].sql})", args[0].type),
-    "nameconcatoid": lambda args: TypedSql(f"({args[0].sql} || '_' || {args[1].sql})", NAME),
     "nullif": _nullif,
-    "obj_description": _description(1),
-    "pg_column_size": lambda args: TypedSql(f"length({args[0].sql})", INT4),
+    "obj_description": _object_description,
     "pg_typeof": _type_of,
-    "position": lambda args: TypedSql(f"instr({args[1].sql}, {args[0].sql})", INT4),
-    "power": _native("power", FLOAT8),
-    "replace": _native("replace", TEXT),
-    "round": _native("round", NUMERIC),
-    "rtrim": _trim("rtrim"),
-    "shobj_description": _shared_description,
-    "sign": _native("sign", FLOAT8),
-    "sqrt": _native("sqrt", FLOAT8),
-    "strpos": _native("instr", INT4),
     "to_json": _to_json,
     "to_jsonb": _to_json,
-    "trunc": lambda args: TypedSql(f"CAST(trunc({args[0].sql}) AS INTEGER)", args[0].type),
     "unnest": _first_argument,
-    "upper": lambda args: TypedSql(f"upper({_shown(args[0]).sql})", TEXT),
-    "_pg_index_position": _index_position,
-    "int8in": lambda args: TypedSql(args[0].sql, INT8),
-    "xidout": lambda args: TypedSql(args[0].sql, INT8),
-    "_pg_truetypid": _true_type,
-    "_pg_truetypmod": _true_modifier,
 }
-"""Functions that are written in SQLite's SQL, by PostgreSQL's name."""
+"""Functions that are written in SQLite's SQL by the types of their arguments."""
 
-CONSTANTS: Final[dict[str, TypedSql]] = {
+_CATALOG_OID: Final = "(SELECT oid FROM pg_class WHERE relnamespace = 11 AND relname = {0})"
+SQL_FORMS: Final[dict[str, str]] = {
+    # Of a type's OID and modifier, as `information_schema` has them.
+    "_pg_char_max_length": "CASE WHEN {1} <> -1 THEN CASE WHEN {0} IN (1042, 1043) THEN {1} - 4"
+    " WHEN {0} IN (1560, 1562) THEN {1} END END",
+    # Four bytes a character, which is UTF-8's most.
+    "_pg_char_octet_length": "CASE WHEN {0} IN (25, 1042, 1043) THEN"
+    " CASE WHEN {0} = 25 OR {1} = -1 THEN 1 << 30 ELSE 4 * ({1} - 4) END END",
+    "_pg_datetime_precision": "CASE WHEN {0} = 1082 THEN 0"
+    " WHEN {0} IN (1083, 1114, 1184, 1266) THEN CASE WHEN {1} < 0 THEN 6 ELSE {1} END END",
+    "_pg_interval_type": "NULL",
+    "_pg_numeric_precision": "CASE {0} WHEN 21 THEN 16 WHEN 23 THEN 32 WHEN 20 THEN 64"
+    " WHEN 700 THEN 24 WHEN 701 THEN 53"
+    " WHEN 1700 THEN CASE WHEN {1} <> -1 THEN ({1} - 4) >> 16 & 65535 END END",
+    "_pg_numeric_precision_radix": "CASE WHEN {0} IN (20, 21, 23, 700, 701) THEN 2"
+    " WHEN {0} = 1700 THEN 10 END",
+    "_pg_numeric_scale": "CASE WHEN {0} IN (20, 21, 23) THEN 0"
+    " WHEN {0} = 1700 AND {1} <> -1 THEN ({1} - 4) & 2047 END",
+    "_pg_index_position": "(SELECT key + 1 FROM json_each((SELECT indkey FROM pg_index"
+    " WHERE indexrelid = {0})) WHERE value = {1} LIMIT 1)",
+    "_pg_truetypid": "CASE {1}.typtype WHEN 'd' THEN {1}.typbasetype ELSE {0}.atttypid END",
+    "_pg_truetypmod": "CASE {1}.typtype WHEN 'd' THEN {1}.typtypmod ELSE {0}.atttypmod END",
+    "abs": "abs({all})",
+    "btrim": "trim({all})",
+    "ceil": "CAST(ceil({all}) AS INTEGER)",
+    "ceiling": "CAST(ceil({all}) AS INTEGER)",
+    "char_length": "length({all})",
+    "character_length": "length({all})",
+    "chr": "char({all})",
+    "col_description": "(SELECT description FROM pg_description WHERE objoid = {0}"
+    " AND classoid = 1259 AND objsubid = {1})",
+    "concat": "concat({all})",
+    "concat_ws": "concat_ws({all})",
+    "floor": "CAST(floor({all}) AS INTEGER)",
+    "int8in": "{0}",
+    "length": "length({all})",
+    "lower": "lower({all})",
+    "ltrim": "ltrim({all})",
+    "mod": "({0} % {1})",
+    "nameconcatoid": "({0} || '_' || {1})",
+    "octet_length": "octet_length({all})",
+    "pg_column_size": "length({all})",
+    "position": "instr({all})",
+    "power": "power({all})",
+    "replace": "replace({all})",
+    "round": "round({all})",
+    "rtrim": "rtrim({all})",
+    "shobj_description": "(SELECT description FROM pg_shdescription WHERE objoid = {0}"
+    f" AND classoid = {_CATALOG_OID.format('{1}')})",
+    "sign": "sign({all})",
+    "sqrt": "sqrt({all})",
+    "strpos": "instr({all})",
+    "trunc": "CAST(trunc({all}) AS INTEGER)",
+    "upper": "upper({all})",
+    "xidout": "{0}",
+    # From here on the answer is always the same.
+    "inet_server_addr": "NULL",
+    "inet_server_port": "NULL",
     # There are no advisory locks; pools of connections release all of theirs between users.
-    "pg_advisory_unlock_all": TypedSql("''", VOID),
-    "pg_backup_start_time": TypedSql("NULL", 1184),
-    "pg_blocking_pids": TypedSql("'[]'", 1007),
-    "pg_current_xact_id_if_assigned": TypedSql("NULL", 5069),
-    "pg_export_snapshot": TypedSql("NULL", TEXT),
-    "pg_is_in_backup": TypedSql("0", BOOL),
-    "pg_is_in_recovery": TypedSql("0", BOOL),
-    "pg_is_other_temp_schema": TypedSql("0", BOOL),
-    "pg_is_wal_replay_paused": TypedSql("0", BOOL),
-    "pg_last_wal_receive_lsn": TypedSql("NULL", 3220),
-    "pg_last_wal_replay_lsn": TypedSql("NULL", 3220),
-    "pg_last_xact_replay_timestamp": TypedSql("NULL", 1184),
-    "pg_current_wal_lsn": TypedSql("'0/0'", 3220),
-    "pg_current_wal_insert_lsn": TypedSql("'0/0'", 3220),
-    "pg_current_wal_flush_lsn": TypedSql("'0/0'", 3220),
-    "pg_my_temp_schema": TypedSql("0", OID),
-    "pg_relation_filepath": TypedSql("NULL", TEXT),
-    "pg_relation_is_publishable": TypedSql("0", BOOL),
-    "pg_sequence_last_value": TypedSql("NULL", INT8),
-    "pg_tablespace_location": TypedSql("''", TEXT),
-    "pg_trigger_depth": TypedSql("0", INT4),
-    "pg_current_xact_id": TypedSql("'1'", 5069),
-    "txid_current": TypedSql("1", INT8),
-    "txid_current_if_assigned": TypedSql("NULL", INT8),
-    "txid_snapshot_xmin": TypedSql("1", INT8),
-    "pg_jit_available": TypedSql("0", BOOL),
+    "pg_advisory_unlock_all": "''",
+    "pg_blocking_pids": "'[]'",
+    "pg_current_xact_id_if_assigned": "NULL",
+    "pg_export_snapshot": "NULL",
+    "pg_is_in_recovery": "0",
+    "pg_is_other_temp_schema": "0",
+    "pg_is_wal_replay_paused": "0",
+    "pg_last_wal_receive_lsn": "NULL",
+    "pg_last_wal_replay_lsn": "NULL",
+    "pg_last_xact_replay_timestamp": "NULL",
+    "pg_current_wal_lsn": "'0/0'",
+    "pg_current_wal_insert_lsn": "'0/0'",
+    "pg_current_wal_flush_lsn": "'0/0'",
+    "pg_database_size": "0",
+    "pg_my_temp_schema": "0",
+    "pg_relation_filepath": "NULL",
+    "pg_relation_is_publishable": "0",
+    "pg_sequence_last_value": "NULL",
+    "pg_tablespace_location": "''",
+    "pg_tablespace_size": "0",
+    "pg_trigger_depth": "0",
+    "pg_current_xact_id": "'1'",
+    "txid_current": "1",
+    "txid_current_if_assigned": "NULL",
+    "txid_snapshot_xmin": "1",
+    "pg_jit_available": "0",
 }
-"""Functions whose answer is always the same here."""
+"""Functions in SQLite's SQL: a number in braces is the place of an argument, ``{all}`` stands for
+all of them. The types of their results are those of `pg_proc`."""
 
 SESSION_NAMES: Final = frozenset(
     {
@@ -410,23 +340,26 @@ class FunctionCatalog:
                     required=len(arguments) - row["pronargdefaults"],
                     returns_set=bool(row["proretset"]),
                     variadic=bool(row["provariadic"]),
+                    kind=row["prokind"],
+                    fields=_out_parameters(row),
                 )
             )
 
     def is_known(self, name: str) -> bool:
         """Return whether there is a function of this name, here or in PostgreSQL."""
-        return (
-            name in self._signatures
-            or name in TEMPLATES
-            or name in CONSTANTS
-            or name in self._in_python
-        )
+        return name in self._signatures or name in TEMPLATES or name in self._in_python
 
     def returns_set(self, name: str) -> bool:
         """Return whether a function returns a set."""
-        if name in ("unnest", "generate_series", "generate_subscripts"):
-            return True
         return any(each.returns_set for each in self._signatures.get(name, ()))
+
+    def is_window_function(self, name: str) -> bool:
+        """Return whether a function may stand before OVER alone."""
+        return any(each.kind == "w" for each in self._signatures.get(name, ()))
+
+    def result_type(self, name: str, arguments: list[TypedSql]) -> int:
+        """Return the type of a call's value; of a set that of its elements."""
+        return _return_type(name, self.choose(name, arguments), arguments)
 
     def choose(self, name: str, arguments: list[TypedSql]) -> FunctionSignature | None:
         """Return the signature that fits the arguments best."""
@@ -441,43 +374,62 @@ class FunctionCatalog:
             return None
         return max(ranked, key=lambda each: (each[0], -each[1]))[2]
 
-    def call(self, name: str, arguments: list[TypedSql]) -> TypedSql:
-        """Return a call. Raises `CatalogQueryError` for a function that there is not."""
-        # Before the signatures: no argument changes these.
-        if name in CONSTANTS:
-            return CONSTANTS[name]
-        signature = self.choose(name, arguments)
-        if signature is not None:
-            arguments = _decide_arguments(signature, arguments)
+    def call(
+        self, name: str, signature: FunctionSignature | None, arguments: list[TypedSql]
+    ) -> TypedSql:
+        """Return a call by the signature that fits its arguments. Raises `CatalogQueryError` for a
+        function that there is not."""
         if name in TEMPLATES:
             return TEMPLATES[name](arguments)
-        # As an array without elements, whose rows are none.
-        if name in EMPTY_SETS:
-            return TypedSql("'[]'", RECORD, EMPTY_SETS[name])
         if name in self._in_python:
             return self._call_python(name, arguments, signature)
-        if name.startswith("pg_stat_get_") and signature is not None:
-            # Nothing is counted here: a counter is 0, and what would be a time is unknown.
-            counted = signature.returns in NUMBERS
-            return TypedSql("0" if counted else "NULL", signature.returns)
+        if signature is not None:
+            if name in SQL_FORMS:
+                texts = _shown_texts(signature, arguments)
+                sql = SQL_FORMS[name].format(*texts, all=", ".join(texts))
+                return TypedSql(sql, _return_type(name, signature, arguments))
+            # As an array without elements, whose rows are none.
+            if name in EMPTY_SETS:
+                return TypedSql("'[]'", signature.returns, signature.fields)
+            if name.startswith("pg_stat_get_"):
+                # Nothing is counted here: a counter is 0, and what would be a time is unknown.
+                counted = signature.returns in pg_types.NUMBERS
+                return TypedSql("0" if counted else "NULL", signature.returns)
         shown = f"{name}({', '.join(_type_name(argument.type) for argument in arguments)})"
-        # PostgreSQL has it, and we do not: that is another error than an unknown name.
-        if name in self._signatures:
+        # PostgreSQL has it, and we do not: that is another error than an unknown function.
+        if signature is not None:
             raise CatalogQueryError(f"function {shown} is not supported here", NOT_SUPPORTED)
         raise CatalogQueryError(f"function {shown} does not exist", UNDEFINED_FUNCTION)
 
     def _call_python(
         self, name: str, arguments: list[TypedSql], signature: FunctionSignature | None
     ) -> TypedSql:
-        if name in ("concat", "concat_ws", "format", "array_to_string", "quote_literal"):
+        if name in ("format", "array_to_string", "quote_literal"):
             arguments = [_shown_inside(argument) for argument in arguments]
-        if name == "substring" and len(arguments) == 2 and arguments[1].type in TEXTUAL:
-            return TypedSql(f"pg_find_substring({_joined(arguments)})", TEXT)
         returns = _return_type(name, signature, arguments)
-        fields = SET_FUNCTIONS.get(name, ())
+        fields = signature.fields if signature is not None and returns == pg.RECORD else ()
         if name == "_pg_expandarray":
-            fields = (("x", ELEMENT_OF.get(arguments[0].type, TEXT)), fields[1])
+            fields = (("x", pg_types.ELEMENT_OF.get(arguments[0].type, pg.TEXT)), fields[1])
         return TypedSql(f"{FUNCTION_PREFIX}{name}({_joined(arguments)})", returns, fields)
+
+
+def _shown_texts(signature: FunctionSignature, arguments: list[TypedSql]) -> list[str]:
+    """Return the SQL of arguments, with texts where the function takes texts."""
+    return [
+        _shown(argument).sql if wanted in pg_types.TEXTUAL or wanted == ANY else argument.sql
+        for argument, wanted in zip(arguments, _parameters(signature, len(arguments)), strict=False)
+    ]
+
+
+def _out_parameters(row: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """Return the names and types of the OUT parameters of a row of `pg_proc`."""
+    columns = zip(
+        row["proargnames"] or (),
+        row["proallargtypes"] or (),
+        row["proargmodes"] or (),
+        strict=False,
+    )
+    return tuple((name, kind) for name, kind, mode in columns if mode in "ot")
 
 
 def _joined(arguments: Iterable[TypedSql]) -> str:
@@ -486,74 +438,87 @@ def _joined(arguments: Iterable[TypedSql]) -> str:
 
 def _shown_inside(value: TypedSql) -> TypedSql:
     """Return a value whose text is wanted, or that of its elements."""
-    element = ELEMENT_OF.get(value.type)
+    element = pg_types.ELEMENT_OF.get(value.type)
     if element is not None:
-        return cast_value(value, array_type(TEXT)) if element not in TEXTUAL else value
+        return cast_value(value, array_type(pg.TEXT)) if element not in pg_types.TEXTUAL else value
     return _shown(value)
 
 
 def _type_name(type_oid: int) -> str:
-    return {UNKNOWN: "unknown", TEXT: "text", INT4: "integer", OID: "oid", NAME: "name"}.get(
-        type_oid, str(type_oid)
-    )
+    return {
+        pg.UNKNOWN: "unknown",
+        pg.TEXT: "text",
+        pg.INT4: "integer",
+        pg.OID: "oid",
+        pg.NAME: "name",
+    }.get(type_oid, str(type_oid))
+
+
+def _parameters(signature: FunctionSignature, count: int) -> list[int]:
+    """Return the types of the parameters that so many arguments are for."""
+    wanted = list(signature.arguments)
+    # The last parameter takes all arguments that are left.
+    if signature.variadic and wanted:
+        wanted += [wanted[-1]] * (count - len(wanted))
+    return wanted
 
 
 def _fitness(signature: FunctionSignature, types: list[int]) -> int | None:
     """Return how well a signature fits: higher is better, None not at all."""
     points = 0
-    wanted = list(signature.arguments)
-    # The last parameter takes all arguments that are left.
-    if signature.variadic and wanted:
-        wanted += [wanted[-1]] * (len(types) - len(wanted))
-    for want, given in zip(wanted, types, strict=False):
+    for want, given in zip(_parameters(signature, len(types)), types, strict=False):
         if want == given:
             points += 4
-        elif given == UNKNOWN:
+        elif given == pg.UNKNOWN:
             # A constant without a type is a text before it is anything else.
-            points += 2 if want in TEXTUAL else 1
+            points += 2 if want in pg_types.TEXTUAL else 1
         elif want in _POLYMORPHIC:
-            if want in _POLYMORPHIC_ARRAYS and given not in ELEMENT_OF:
+            if want in _POLYMORPHIC_ARRAYS and given not in pg_types.ELEMENT_OF:
                 return None
             points += 1
-        elif want in TEXTUAL and given in TEXTUAL:
+        elif want in pg_types.TEXTUAL and given in pg_types.TEXTUAL:
             points += 3
-        elif want in INTEGERS and given in INTEGERS:
-            points += 3 if want == INT8 else 2
-        elif want in NUMBERS and given in NUMBERS:
-            points += 1
-        elif want in (OID, REGCLASS) and given in REGISTERED:
+        elif want in pg_types.INTEGERS and given in pg_types.INTEGERS:
+            points += 3 if want == pg.INT8 else 2
+        elif want in pg_types.NUMBERS and given in pg_types.NUMBERS:
+            points += 2 if want == pg.FLOAT8 else 1
+        elif want in (pg.OID, pg.REGCLASS) and given in pg_types.REGISTERED:
             points += 3
-        elif want in REGISTERED and given in INTEGERS:
+        elif want in pg_types.REGISTERED and given in pg_types.INTEGERS:
             points += 2
-        # What is left can at best be made a text.
-        elif given not in REGISTERED and given not in ELEMENT_OF:
+        # A row fits what takes rows of its relation. Names and arrays can be made texts.
+        elif given != pg.RECORD and (
+            want not in pg_types.TEXTUAL
+            or (given not in pg_types.REGISTERED and given not in pg_types.ELEMENT_OF)
+        ):
             return None
     return points
 
 
-def _decide_arguments(signature: FunctionSignature, arguments: list[TypedSql]) -> list[TypedSql]:
+def decide_arguments(signature: FunctionSignature, arguments: list[TypedSql]) -> list[TypedSql]:
+    """Return arguments with the types that the function gives those of undecided type."""
     decided = []
-    for at, argument in enumerate(arguments):
-        want = signature.arguments[min(at, len(signature.arguments) - 1)]
+    parameters = _parameters(signature, len(arguments))
+    for argument, want in zip(arguments, parameters, strict=False):
         if want in _POLYMORPHIC:
             # A parameter needs a type; a constant may wait for the other arguments.
-            want = TEXT if argument.parameter else UNKNOWN
+            want = pg.TEXT if argument.parameter else pg.UNKNOWN
         decided.append(decide_type(argument, want))
-    if ANYARRAY in signature.arguments or 5078 in signature.arguments:
+    if pg.ANYARRAY in signature.arguments or 5078 in signature.arguments:
         decided = _decide_elements(decided)
     return decided
 
 
 def _decide_elements(arguments: list[TypedSql]) -> list[TypedSql]:
     """Return arguments of a function on arrays, with elements and arrays of one type."""
-    arrays = [each.type for each in arguments if each.type in ELEMENT_OF]
+    arrays = [each.type for each in arguments if each.type in pg_types.ELEMENT_OF]
     # None says what it is: braces tell an array, then one of texts.
     if not arrays:
         return [
-            decide_type(each, array_type(TEXT)) if (each.literal or "").startswith("{") else each
+            decide_type(each, array_type(pg.TEXT)) if (each.literal or "").startswith("{") else each
             for each in arguments
         ]
-    element = ELEMENT_OF[arrays[0]]
+    element = pg_types.ELEMENT_OF[arrays[0]]
     return [
         decide_type(each, arrays[0] if (each.literal or "").startswith("{") else element)
         for each in arguments
@@ -562,21 +527,24 @@ def _decide_elements(arguments: list[TypedSql]) -> list[TypedSql]:
 
 def _return_type(name: str, signature: FunctionSignature | None, arguments: list[TypedSql]) -> int:
     """Return the type of a call's value; of a set that of its elements."""
-    if name in ("current_user", "session_user", "user", "current_role"):
-        return NAME
-    if name in SET_FUNCTIONS:
-        return RECORD
+    # Words of the standard, which are not in `pg_proc`.
+    if name in ("user", "current_role", "current_catalog"):
+        return pg.NAME
     if signature is None:
-        return TEXT
+        return pg.TEXT
     returns = signature.returns
     if returns not in _POLYMORPHIC:
         return returns
-    arrays = [argument.type for argument in arguments if argument.type in ELEMENT_OF]
+    parameters = _parameters(signature, len(arguments))
+    types = [
+        argument.type
+        for argument, wanted in zip(arguments, parameters, strict=False)
+        if wanted in _POLYMORPHIC
+    ]
+    arrays = [each for each in types if each in pg_types.ELEMENT_OF]
     if returns in _POLYMORPHIC_ARRAYS:
-        if arrays:
-            return arrays[0]
-        return array_type(common_type(argument.type for argument in arguments))
-    # `anyelement` is what the array has.
-    if arrays:
-        return ELEMENT_OF[arrays[0]]
-    return common_type(argument.type for argument in arguments)
+        return arrays[0] if arrays else array_type(common_type(types))
+    # `anyelement` is what the array has, where one was asked for.
+    if arrays and _POLYMORPHIC_ARRAYS.intersection(signature.arguments):
+        return pg_types.ELEMENT_OF[arrays[0]]
+    return common_type(types)

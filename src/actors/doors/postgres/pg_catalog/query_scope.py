@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 
 from actors.doors.postgres.pg_catalog.catalog_errors import AMBIGUOUS_COLUMN, CatalogQueryError
-from actors.doors.postgres.pg_catalog.pg_types import CID, INT8, OID, TID, XID
 from actors.doors.postgres.pg_catalog.typed_sql import TypedSql
+from actors.model.pgwire.type_oids import CID, OID, TID, XID
 
 _SYSTEM_COLUMNS = {
     # Values of a row that was never changed: clients only compare them with later ones.
@@ -65,6 +65,12 @@ class QueryScope:
         self.outside: dict[str, str] | None = {} if lateral else None
         """Values of the queries around a lateral subquery that it reads, and the names under which
         they are bound, as such a subquery is run for itself; None: this is no such subquery."""
+
+    def name_results(self, shape: RelationShape) -> None:
+        """Let ORDER BY and GROUP BY name the columns of the result; the first of a name counts."""
+        for column in shape.columns:
+            value = TypedSql(column.sql, column.type, column.fields)
+            self.aliases.setdefault(column.name, value)
 
     def find_cte(self, name: str) -> RelationShape | None:
         """Return the shape of a CTE that is visible here."""
@@ -140,8 +146,3 @@ class QueryScope:
         for each in self.sources:
             if not table or each.alias == table:
                 yield from (column for column in each.columns if column[0] not in merged)
-
-
-def ordinality(name: str, sql: str) -> tuple[str, TypedSql]:
-    """Return the column that WITH ORDINALITY adds."""
-    return name, TypedSql(sql, INT8)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sqlglot import exp
 
-from actors.doors.postgres.pg_catalog.sql_dialect import identifier_name
+from actors.doors.postgres.pg_catalog.sql_dialect import called_name, identifier_name
 
 NO_NAME: Final = "?column?"
 _WEAK, _STRONG = 1, 2
@@ -14,20 +14,8 @@ _WORDS: Final[dict[Any, str]] = {
     exp.Exists: "exists",
     exp.Array: "array",
     exp.Extract: "extract",
-    exp.Substring: "substring",
-    exp.StrPosition: "position",
-    exp.Overlay: "overlay",
-    exp.CurrentUser: "current_user",
-    exp.CurrentRole: "current_role",
-    exp.SessionUser: "session_user",
-    exp.CurrentSchema: "current_schema",
-    exp.CurrentCatalog: "current_catalog",
-    exp.CurrentDate: "current_date",
-    exp.CurrentTimestamp: "current_timestamp",
-    exp.Localtimestamp: "localtimestamp",
     exp.AtTimeZone: "timezone",
     exp.Tuple: "row",
-    exp.Is: "",
 }
 
 
@@ -50,16 +38,12 @@ def _find_name(node: Any) -> tuple[str, int]:
             _find_name(inner) if isinstance(inner, exp.Func) else (identifier_name(inner), _STRONG)
         )
     if isinstance(node, exp.Anonymous):
-        name = node.this.lower() if isinstance(node.this, str) else identifier_name(node.this)
-        return name, _STRONG
+        return called_name(node), _STRONG
     if isinstance(node, exp.Cast):
         name, strength = _find_name(node.this)
         return (name, strength) if strength > _WEAK else (_type_name(node.args["to"]), _WEAK)
     if isinstance(node, exp.Boolean):
         return "bool", _WEAK
-    if isinstance(node, exp.Trim):
-        ends = {"LEADING": "ltrim", "TRAILING": "rtrim"}
-        return ends.get(str(node.args.get("position") or ""), "btrim"), _STRONG
     if isinstance(node, exp.Case):
         default = node.args.get("default")
         name, strength = _find_name(default) if default is not None else ("", 0)

@@ -20,14 +20,10 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
     CatalogQueryError,
 )
 from actors.doors.postgres.pg_catalog.catalog_lookups import split_name
-from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
-    ELEMENT_OF,
-    format_catalog_value,
-    parse_array,
-    quote_identifier,
-)
+from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF, format_catalog_value
 from actors.doors.postgres.pg_catalog.typed_sql import array_json, read_text
+from actors.model.pgwire.quoting import quote_identifier, quote_literal
+from actors.model.pgwire.type_oids import BOOL
 
 _CLASSES: Final = {
     "[:alpha:]": "a-zA-Z",
@@ -73,14 +69,6 @@ def match_pattern(text: str, pattern: str, flags: str = "") -> int:
     return int(compile_pattern(pattern, flags).search(str(text)) is not None)
 
 
-def match_similar(text: str, pattern: str) -> int:
-    """Return whether a whole text is like a pattern of SIMILAR TO."""
-    wildcards = {"%": ".*", "_": "."}
-    special = re.compile(r"[%_.^$\\]")
-    translated = special.sub(lambda found: wildcards.get(found[0], "\\" + found[0]), pattern)
-    return int(re.fullmatch(translated, text, re.DOTALL) is not None)
-
-
 def _python_template(replacement: str) -> str:
     r"""Return a replacement with ``\1`` and ``\&`` as Python writes them."""
     return replacement.replace(r"\&", r"\g<0>")
@@ -122,25 +110,17 @@ def split_by_pattern(text: str, pattern: str, flags: str = "") -> str:
     return array_json([*parts, text[start:]])
 
 
-def find_substring(text: str, pattern: str) -> str | None:
-    """Return the part of a text that matches a pattern, or its first group."""
-    found = compile_pattern(pattern).search(text)
-    return _groups(found)[0] if found else None
-
-
 # -- texts -------------------------------------------------------------------------------------
 
 
-def take_substring(text: str, start: int, count: int | None = None) -> str:
-    """Return `count` characters from the place `start`, which counts from 1."""
+def take_substring(text: str, start: int | str, count: int | None = None) -> str | None:
+    """Return `count` characters from the place `start`, which counts from 1; of a pattern the part
+    that matches it, or its first group."""
+    if isinstance(start, str):
+        found = compile_pattern(start).search(text)
+        return _groups(found)[0] if found else None
     end = len(text) + 1 if count is None else max(start + count, 1)
     return text[max(start - 1, 0) : max(end - 1, 0)]
-
-
-def quote_literal(text: Any) -> str:
-    """Return a text as an SQL constant."""
-    quoted = "'" + str(text).replace("'", "''") + "'"
-    return " E" + quoted.replace("\\", "\\\\") if "\\" in quoted else quoted
 
 
 def split_part(text: str, separator: str, number: int) -> str:
@@ -164,7 +144,7 @@ def format_text(template: str, *values: Any) -> str:
         if found[4] == "I":
             text = quote_identifier(str(value))
         elif found[4] == "L":
-            text = "NULL" if value is None else quote_literal(value)
+            text = "NULL" if value is None else quote_literal(str(value))
         else:
             text = "" if value is None else str(value)
         width = int(found[3] or 0)
@@ -188,13 +168,6 @@ def pad_right(text: str, length: int, fill: str = " ") -> str:
     return text[:length] if missing <= 0 or not fill else text + (fill * missing)[:missing]
 
 
-def repeat_text(text: str, count: int) -> str:
-    """Return a text several times. Raises `CatalogQueryError`."""
-    if len(text) * count > SERIES_MAX:
-        raise CatalogQueryError(f"repeat makes at most {SERIES_MAX} characters", PROGRAM_LIMIT)
-    return text * count
-
-
 def take_left(text: str, count: int) -> str:
     """Return the first characters, or all but the last by a negative count."""
     return text[:count]
@@ -203,20 +176,6 @@ def take_left(text: str, count: int) -> str:
 def take_right(text: str, count: int) -> str:
     """Return the last characters, or all but the first by a negative count."""
     return text[-count:] if count > 0 else ("" if count == 0 else text[-count:])
-
-
-def translate_text(text: str, source: str, target: str) -> str:
-    """Return a text with characters replaced, or left out where `target` is shorter."""
-    table = {ord(char): None for char in source[len(target) :]}
-    pairs = {ord(one): other for one, other in zip(source, target, strict=False)}
-    return text.translate({**table, **pairs})
-
-
-def overlay_text(text: str, new: str, start: int, count: int | None = None) -> str:
-    """Return a text with characters from `start` replaced."""
-    # By default as many characters as the new text has.
-    taken = len(new) if count is None else count
-    return text[: start - 1] + new + text[start - 1 + taken :]
 
 
 _SIZES: Final = ("bytes", "kB", "MB", "GB", "TB", "PB")
@@ -383,15 +342,15 @@ def write_array(value: str, type_oid: int) -> str:
 
 def array_of_texts(value: str, element: int) -> str:
     """Return an array with its elements' texts in their place."""
-    return array_json(
-        None if each is None else format_catalog_value(bool(each) if element == BOOL else each, 25)
-        for each in json.loads(value)
-    )
 
+    def shown(held: Any) -> Any:
+        if isinstance(held, list):
+            return [shown(each) for each in held]
+        return format_catalog_value(
+            bool(held) if element == BOOL and held is not None else held, 25
+        )
 
-def read_array(text: str) -> str:
-    """Return an array of texts from its text."""
-    return array_json(parse_array(text))
+    return array_json(shown(json.loads(value)))
 
 
 # -- JSON --------------------------------------------------------------------------------------
@@ -426,31 +385,9 @@ def value_to_json(kinds: str, value: Any) -> str:
     return _write_json(_json_value(value, kinds))
 
 
-def count_nulls(*values: Any) -> int:
-    """Return how many of the values are NULL."""
-    return sum(value is None for value in values)
-
-
-def count_values(*values: Any) -> int:
-    """Return how many of the values are not NULL."""
-    return sum(value is not None for value in values)
-
-
-def concat_texts(*values: Any) -> str:
-    """Return all texts in a row, without the NULLs."""
-    return "".join(str(value) for value in values if value is not None)
-
-
-def concat_with_separator(separator: str | None, *values: Any) -> str | None:
-    """Return all texts with a separator between, without the NULLs."""
-    if separator is None:
-        return None
-    return separator.join(str(value) for value in values if value is not None)
-
-
 def quote_nullable(value: Any) -> str:
     """Return a value as an SQL constant, NULL too."""
-    return "NULL" if value is None else quote_literal(value)
+    return "NULL" if value is None else quote_literal(str(value))
 
 
 def encoding_name(number: int) -> str:
@@ -553,7 +490,7 @@ PURE_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "substring": take_substring,
     "substr": take_substring,
     "quote_ident": quote_identifier,
-    "quote_literal": quote_literal,
+    "quote_literal": lambda text: quote_literal(str(text)),
     "quote_nullable": quote_nullable,
     "split_part": split_part,
     "format": format_text,
@@ -561,17 +498,11 @@ PURE_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "rpad": pad_right,
     "left": take_left,
     "right": take_right,
-    "translate": translate_text,
-    "overlay": overlay_text,
-    "repeat": repeat_text,
     "reverse": lambda text: text[::-1],
     "initcap": str.title,
     "md5": hash_text,
     "starts_with": lambda text, head: int(text.startswith(head)),
-    "octet_length": lambda text: len(text.encode()),
     "ascii": lambda text: ord(text[0]) if text else 0,
-    "chr": chr,
-    "to_hex": lambda number: f"{number:x}",
     "pg_size_pretty": format_size,
     "array_to_string": join_array,
     "string_to_array": split_text,
@@ -585,10 +516,6 @@ PURE_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "array_cat": array_concat,
     "array_remove": array_remove,
     "generate_series": make_series,
-    "num_nulls": count_nulls,
-    "num_nonnulls": count_values,
-    "concat": concat_texts,
-    "concat_ws": concat_with_separator,
     "pg_encoding_to_char": encoding_name,
     "pg_char_to_encoding": encoding_number,
     "pg_options_to_table": option_rows,
@@ -604,11 +531,7 @@ NULL_TAKERS: Final = frozenset(
         "array_prepend",
         "array_to_string",
         "array_position",
-        "concat",
-        "concat_ws",
         "format",
-        "num_nonnulls",
-        "num_nulls",
         "pg_options_to_table",
         "quote_nullable",
         "string_to_array",
@@ -618,20 +541,14 @@ NULL_TAKERS: Final = frozenset(
 """Functions that are called with NULLs, too."""
 
 OPERATOR_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
-    "pg_match": match_pattern,
-    "pg_similar": match_similar,
     "pg_subscript": array_subscript,
     "pg_slice": array_slice,
     "pg_contains": array_contains,
     "pg_overlap": arrays_overlap,
-    "pg_concat_arrays": array_concat,
-    "pg_append_element": array_append,
-    "pg_prepend_element": array_prepend,
     "pg_subscripts": make_subscripts,
     "pg_write_array": write_array,
     "pg_array_of_texts": array_of_texts,
     "pg_read_text": read_text,
-    "pg_find_substring": find_substring,
     "pg_json_object": build_json_object,
     "pg_json_array": build_json_array,
     "pg_json_value": value_to_json,
@@ -641,9 +558,6 @@ OPERATOR_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
 OPERATOR_NULL_TAKERS: Final = frozenset(
     {
         "pg_slice",
-        "pg_concat_arrays",
-        "pg_append_element",
-        "pg_prepend_element",
         "pg_json_object",
         "pg_json_array",
         "pg_json_value",

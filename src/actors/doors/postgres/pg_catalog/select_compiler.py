@@ -20,9 +20,11 @@ from sqlglot import exp
 
 from actors.doors.postgres.pg_catalog.call_compiler import ordering
 from actors.doors.postgres.pg_catalog.catalog_errors import (
+    INVALID_COLUMN_REFERENCE,
     NOT_SUPPORTED,
     SYNTAX_ERROR,
     UNDEFINED_COLUMN,
+    UNDEFINED_FUNCTION,
     UNDEFINED_TABLE,
     CatalogQueryError,
 )
@@ -32,44 +34,37 @@ from actors.doors.postgres.pg_catalog.expression_compiler import (
     ParameterTypes,
 )
 from actors.doors.postgres.pg_catalog.function_calls import FunctionCatalog
-from actors.doors.postgres.pg_catalog.pg_types import (
-    ELEMENT_OF,
-    INT8,
-    RECORD,
-    REGISTERED,
-    TEXT,
-    TEXTUAL,
-    UNKNOWN,
-)
+from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF, REGISTERED, TEXTUAL
 from actors.doors.postgres.pg_catalog.query_scope import (
     QueryScope,
     RelationColumn,
     RelationShape,
     ScopeSource,
-    ordinality,
 )
 from actors.doors.postgres.pg_catalog.result_names import result_name
-from actors.doors.postgres.pg_catalog.sql_dialect import identifier_name
+from actors.doors.postgres.pg_catalog.sql_dialect import (
+    called_function,
+    called_name,
+    identifier_name,
+    refuse_unread,
+)
 from actors.doors.postgres.pg_catalog.typed_sql import (
     TypedSql,
     cast_value,
     common_type,
     decide_type,
-    quote_name,
-    quote_text,
 )
+from actors.model.pgwire.quoting import quote_name, quote_text
+from actors.model.pgwire.type_oids import INT8, RECORD, TEXT
 
 FindRelation = Callable[[str, str], tuple[str, RelationShape] | None]
 """Returns the name in SQLite, and the columns, of a system relation by schema ("": none given)
 and name."""
 _ON_TRUE: Final = "1"
-
-
-class LateralQuery(msgspec.Struct, frozen=True):
-    """A LATERAL subquery: its SQL, and the values of outer queries that it takes, in order."""
-
-    sql: str
-    columns: int
+_SELECT_PARTS: Final = (
+    *("with_", "distinct", "expressions", "from_", "joins", "laterals", "where", "group"),
+    *("having", "order", "limit", "offset", "locks"),
+)
 
 
 class SelectCompiler:
@@ -91,7 +86,8 @@ class SelectCompiler:
         self._find_relation = find_relation
         self._base = lateral_base
         self._counter = 0
-        self.laterals: dict[str, LateralQuery] = {}
+        self.laterals: dict[str, str] = {}
+        """The SQL of LATERAL subqueries by name."""
         self.relations: set[str] = set()
         """The system relations that are read, by their names in SQLite."""
 
@@ -152,8 +148,8 @@ class SelectCompiler:
         return f"{sql} {word} {rest}", shape
 
     def _compile_set_operation(self, node: Any, scope: QueryScope) -> CompiledQuery:
-        left = self._compile_arm(node.this, scope)
-        right = self._compile_arm(node.expression, scope)
+        left = self.compile_query(node.this, scope)
+        right = self.compile_query(node.expression, scope)
         if len(left[1].columns) != len(right[1].columns):
             raise CatalogQueryError(
                 "each UNION query must have the same number of columns", SYNTAX_ERROR
@@ -171,28 +167,22 @@ class SelectCompiler:
                 raise CatalogQueryError(f"{word} ALL is not supported here", NOT_SUPPORTED)
             word = "UNION ALL"
         sql = f"{_arm_sql(left, shape)} {word} {_arm_sql(right, shape)}"
-        # ORDER BY of a union may name its columns alone.
-        for column in shape.columns:
-            scope.aliases.setdefault(column.name, TypedSql(column.sql, column.type))
-        tail = self._compile_tail(node, scope, shape)
-        # SQLite orders a union by its columns alone; a query around it may use expressions.
-        return (f"SELECT * FROM ({sql}){tail}" if tail else sql), shape
-
-    def _compile_arm(self, node: Any, scope: QueryScope) -> CompiledQuery:
-        sql, shape = self.compile_query(node, scope)
-        # In parentheses: SQLite takes no ORDER BY or LIMIT in an arm.
-        return f"SELECT * FROM ({sql})", shape
+        return self._wrap(node, scope, (sql, shape))
 
     def _compile_wrapped(self, node: Any, scope: QueryScope) -> CompiledQuery:
         """Compile a query in parentheses, which may have an ORDER BY or LIMIT behind them."""
         head = self._compile_with(node, scope)
-        sql, shape = self.compile_query(node.this, scope)
-        for column in shape.columns:
-            scope.aliases.setdefault(column.name, TypedSql(column.sql, column.type))
-        tail = self._compile_tail(node, scope, shape)
-        if not tail and not head:
-            return sql, shape
-        return f"{head}SELECT * FROM ({sql}){tail}", shape
+        return self._wrap(node, scope, self.compile_query(node.this, scope), head)
+
+    def _wrap(
+        self, node: Any, scope: QueryScope, query: CompiledQuery, head: str = ""
+    ) -> CompiledQuery:
+        """Return a query with its CTEs, ORDER BY and LIMIT around it: SQLite orders a union by its
+        columns alone, and a query around it by expressions, too."""
+        sql, shape = query
+        scope.name_results(shape)
+        tail = self._compile_order(node, scope, shape) + self._compile_limit(node, scope)
+        return (f"{head}SELECT * FROM ({sql}){tail}" if head or tail else sql), shape
 
     def _compile_values(self, node: Any, scope: QueryScope) -> CompiledQuery:
         rows = [
@@ -200,33 +190,22 @@ class SelectCompiler:
             for row in node.expressions
         ]
         types = [common_type(value.type for value in column) for column in zip(*rows, strict=True)]
-        names = [f"_o{at}" for at in range(1, len(types) + 1)]
-        texts = []
-        for row in rows:
-            values = [decide_type(value, kind) for value, kind in zip(row, types, strict=True)]
-            texts.append(
-                "SELECT "
-                + ", ".join(
-                    f"{value.sql} AS {name}" for value, name in zip(values, names, strict=True)
-                )
-            )
-        shape = RelationShape(
-            tuple(
-                RelationColumn(f"column{at}", name, kind)
-                for at, (name, kind) in enumerate(zip(names, types, strict=True), start=1)
-            )
+        texts = [
+            ", ".join(decide_type(value, kind).sql for value, kind in zip(row, types, strict=True))
+            for row in rows
+        ]
+        # SQLite calls the columns as PostgreSQL does.
+        columns = tuple(
+            RelationColumn(f"column{at}", f"_o{at}", kind) for at, kind in enumerate(types, start=1)
         )
-        for column in shape.columns:
-            scope.aliases.setdefault(column.name, TypedSql(column.sql, column.type))
-        sql = " UNION ALL ".join(texts)
-        tail = self._compile_tail(node, scope, shape)
-        return (f"SELECT * FROM ({sql}){tail}" if tail else sql), shape
+        fields = ", ".join(f"{column.name} AS {column.sql}" for column in columns)
+        sql = f"SELECT {fields} FROM (VALUES ({'), ('.join(texts)}))"
+        return self._wrap(node, scope, (sql, RelationShape(columns)))
 
     # -- SELECT --------------------------------------------------------------------------------
 
     def _compile_select(self, node: Any, scope: QueryScope) -> CompiledQuery:
-        if node.args.get("into") is not None:
-            raise CatalogQueryError("SELECT INTO is no catalog query", NOT_SUPPORTED)
+        refuse_unread(node, *_SELECT_PARTS)
         source = self._compile_from(node, scope)
         sets: dict[str, tuple[str, TypedSql]] = {}
         outputs = list(self._compile_outputs(node, scope, sets))
@@ -238,8 +217,8 @@ class SelectCompiler:
             kind = TEXT if value.undecided else value.type
             self.parameters.decide(decide_type(value, kind))
             columns.append(RelationColumn(name, f"_o{at}", kind, value.fields))
-            scope.aliases.setdefault(name, TypedSql(f"_o{at}", kind, value.fields))
         shape = RelationShape(tuple(columns))
+        scope.name_results(shape)
         fields = ", ".join(
             f"{value.sql} AS _o{at}" for at, (_, value) in enumerate(outputs, start=1)
         )
@@ -250,9 +229,9 @@ class SelectCompiler:
             body += f" WHERE {condition}"
         body += self._compile_groups(node, scope, outputs)
         if distinct is not None and distinct.args.get("on") is not None:
-            return self._distinct_on(node, scope, fields, body, shape)
+            return self._distinct_on(node, scope, outputs, f"SELECT {fields}", body), shape
         word = "DISTINCT " if distinct is not None else ""
-        tail = self._compile_tail(node, scope, shape, outputs)
+        tail = self._compile_order(node, scope, shape) + self._compile_limit(node, scope)
         return f"SELECT {word}{fields}{body}{tail}", shape
 
     def _compile_outputs(
@@ -283,7 +262,7 @@ class SelectCompiler:
         found = self._find_set(node)
         if found is None:
             return self.expressions.compile(node, scope)
-        made = self.expressions.calls.compile_call(_call_node(found), scope)
+        made = self.expressions.calls.compile_call(found, scope)
         # Equal sets of one list go hand in hand: they are one.
         # PostgreSQL, too, makes rows of equal calls once a row.
         alias, _ = sets.setdefault(made.sql, (self._next_alias("s"), made))
@@ -311,8 +290,7 @@ class SelectCompiler:
         # A set in a subquery is that one's own.
         if isinstance(node, exp.Query):
             return None
-        name = self.expressions.calls.call_name(node)
-        if name and self._functions.returns_set(name):
+        if self._functions.returns_set(called_name(node)):
             return node
         for child in node.iter_expressions():
             found = self._find_set(child)
@@ -326,63 +304,52 @@ class SelectCompiler:
         text = ""
         group = node.args.get("group")
         if group is not None and group.expressions:
-            keys = [
-                self._compile_key(each, scope, outputs, prefer_alias=False)
-                for each in group.expressions
-            ]
+            keys = [self._input_key(each, scope, outputs) for each in group.expressions]
             text += f" GROUP BY {', '.join(keys)}"
         having = node.args.get("having")
         if having is not None:
             text += f" HAVING {self.expressions.compile_condition(having.this, scope)}"
         return text
 
-    def _compile_key(
-        self,
-        node: Any,
-        scope: QueryScope,
-        outputs: list[tuple[str, TypedSql]],
-        *,
-        prefer_alias: bool,
-    ) -> str:
-        """Return a key of GROUP BY or ORDER BY: a place, a name of the result, or a value."""
+    def _input_key(self, node: Any, scope: QueryScope, outputs: list[tuple[str, TypedSql]]) -> str:
+        """Return a key of GROUP BY: a value, the name of one of the result's, or its place."""
         if isinstance(node, exp.Literal) and not node.is_string:
-            at = int(str(node.this))
-            if not 1 <= at <= max(len(outputs), len(scope.aliases)):
-                raise CatalogQueryError(
-                    f"ORDER BY position {at} is not in select list", UNDEFINED_COLUMN
-                )
-            return f"_o{at}" if prefer_alias or not outputs else outputs[at - 1][1].sql
+            return outputs[_place_in(node, len(outputs)) - 1][1].sql
         if isinstance(node, exp.Column) and not node.args.get("table"):
             name = identifier_name(node.this)
-            # ORDER BY looks at the result's names first, GROUP BY at the input's.
-            if prefer_alias and name in scope.aliases:
-                return scope.aliases[name].sql
-            if not prefer_alias and scope.resolve("", name) is None:
-                for each, value in outputs:
-                    if each == name:
-                        return value.sql
+            named = [value for each, value in outputs if each == name]
+            # The input's columns go before the result's.
+            if named and scope.resolve("", name) is None:
+                return named[0].sql
         return self.expressions.compile(node, scope).sql
 
-    def _compile_tail(
-        self,
-        node: Any,
-        scope: QueryScope,
-        shape: RelationShape,
-        outputs: list[tuple[str, TypedSql]] | None = None,
-    ) -> str:
-        """Return ORDER BY, LIMIT and OFFSET. Locks are left out: nothing here is changed."""
-        text = ""
+    def _compile_order(self, node: Any, scope: QueryScope, shape: RelationShape) -> str:
+        """Return ORDER BY, whose keys are places and names of the result, or values."""
+        terms = []
         order = node.args.get("order")
-        if order is not None:
-            terms = [
-                self._compile_key(each.this, scope, outputs or [], prefer_alias=True)
-                + ordering(each)
-                for each in order.expressions
-            ]
-            text += f" ORDER BY {', '.join(terms)}"
-        limit = node.args.get("limit")
-        offset = node.args.get("offset")
-        if limit is not None and not _is_limit_all(limit):
+        for each in order.expressions if order is not None else ():
+            key = each.this
+            if isinstance(key, exp.Literal) and not key.is_string:
+                sql = f"_o{_place_in(key, len(shape.columns))}"
+            elif (
+                isinstance(key, exp.Column)
+                and not key.args.get("table")
+                and identifier_name(key.this) in scope.aliases
+            ):
+                sql = scope.aliases[identifier_name(key.this)].sql
+            else:
+                sql = self.expressions.compile(key, scope).sql
+            terms.append(sql + ordering(each))
+        return f" ORDER BY {', '.join(terms)}" if terms else ""
+
+    def _compile_limit(self, node: Any, scope: QueryScope) -> str:
+        """Return LIMIT and OFFSET. Locks are left out: nothing here is changed."""
+        text = ""
+        limit, offset = node.args.get("limit"), node.args.get("offset")
+        if limit is not None and not (isinstance(limit, exp.Limit) and limit.is_limit_all):
+            # WITH TIES is among them.
+            if limit.args.get("limit_options"):
+                refuse_unread(limit.args["limit_options"], "rows")
             count = limit.args.get("count") if isinstance(limit, exp.Fetch) else limit.expression
             text += f" LIMIT {self._compile_count(count, scope) if count is not None else '1'}"
         # SQLite has no OFFSET without LIMIT.
@@ -398,37 +365,32 @@ class SelectCompiler:
         return f"coalesce({value.sql}, -1)"
 
     def _distinct_on(
-        self, node: Any, scope: QueryScope, fields: str, body: str, shape: RelationShape
-    ) -> CompiledQuery:
-        """Compile DISTINCT ON by numbering the rows of each key in the order asked for."""
+        self,
+        node: Any,
+        scope: QueryScope,
+        outputs: list[tuple[str, TypedSql]],
+        select: str,
+        body: str,
+    ) -> str:
+        """Compile DISTINCT ON by numbering the rows, and those of each key, in the order asked
+        for."""
         keys = [
-            self.expressions.compile(each, scope).sql
+            self._input_key(each, scope, outputs)
             for each in node.args["distinct"].args["on"].expressions
         ]
         order = node.args.get("order")
-        terms, hidden = [], []
-        for at, each in enumerate(order.expressions if order is not None else (), start=1):
-            value = self._order_value(each.this, scope)
-            hidden.append(f", {value} AS _k{at}")
-            terms.append(f"{value}{ordering(each)}")
-        window = f"PARTITION BY {', '.join(keys)}"
-        window += f" ORDER BY {', '.join(terms)}" if terms else ""
-        inner = f"SELECT {fields}{''.join(hidden)}, row_number() OVER ({window}) AS _rn{body}"
-        outer = ", ".join(column.sql for column in shape.columns)
-        sql = f"SELECT {outer} FROM ({inner}) WHERE _rn = 1"
-        if terms:
-            behind = [
-                f"_k{at}{ordering(each)}" for at, each in enumerate(order.expressions, start=1)
-            ]
-            sql += f" ORDER BY {', '.join(behind)}"
-        limit = node.args.get("limit")
-        if limit is not None and isinstance(limit, exp.Limit):
-            sql += f" LIMIT {self._compile_count(limit.expression, scope)}"
-        return sql, shape
-
-    def _order_value(self, node: Any, scope: QueryScope) -> str:
-        """Return a key's value where names of the result do not reach."""
-        return self.expressions.compile(node, scope).sql
+        terms = [
+            self._input_key(each.this, scope, outputs) + ordering(each)
+            for each in (order.expressions if order is not None else ())
+        ]
+        by = f"ORDER BY {', '.join(terms)}" if terms else ""
+        inner = (
+            f"{select}, row_number() OVER (PARTITION BY {', '.join(keys)} {by}) AS _first,"
+            f" row_number() OVER ({by}) AS _place{body}"
+        )
+        fields = ", ".join(f"_o{at}" for at in range(1, len(outputs) + 1))
+        sql = f"SELECT {fields} FROM ({inner}) WHERE _first = 1 ORDER BY _place"
+        return sql + self._compile_limit(node, scope)
 
     # -- FROM ----------------------------------------------------------------------------------
 
@@ -491,48 +453,37 @@ class SelectCompiler:
         """Compile an entry of FROM, and add its columns to the scope."""
         if isinstance(node, exp.Lateral):
             return self._compile_lateral(node, scope)
-        if isinstance(node, exp.Unnest):
-            return self._compile_unnest(node, scope, node.args.get("alias"))
-        if isinstance(node, exp.Values):
-            return self._compile_derived(node, node.args.get("alias"), scope)
+        if isinstance(node, exp.Select | exp.SetOperation | exp.Values):
+            return self._compile_derived(node, node, scope)
         if isinstance(node, exp.Subquery | exp.Paren):
-            return self._compile_parenthesised(node, scope)
-        if isinstance(node, exp.Table):
+            text = self._compile_parenthesised(node, scope)
+        elif isinstance(node, exp.Table):
             text = self._compile_table(node, scope)
-            joins = node.args.get("joins") or ()
-            if joins:
-                return f"({text}{''.join(self._compile_join(each, scope) for each in joins)})"
-            return text
-        if isinstance(node, exp.Query):
-            return self._compile_derived(node, None, scope)
-        raise CatalogQueryError(
-            f"a catalog query may not read {node.sql('postgres')}", NOT_SUPPORTED
-        )
-
-    def _compile_parenthesised(self, node: Any, scope: QueryScope) -> str:
-        inner = node.this
-        joins = node.args.get("joins") or ()
-        alias = node.args.get("alias")
-        if isinstance(inner, exp.Table | exp.Subquery | exp.Lateral | exp.Unnest) and (
-            not isinstance(inner, exp.Subquery) or alias is None
-        ):
-            # Parentheses around a join, not around a query.
-            text = self._compile_source(inner, scope)
-            text = f"({text})" if not text.startswith("(") else text
         else:
-            text = self._compile_derived(inner, alias, scope)
+            raise CatalogQueryError(
+                f"a catalog query may not read {node.sql('postgres')}", NOT_SUPPORTED
+            )
+        joins = node.args.get("joins") or ()
         if joins:
             return f"({text}{''.join(self._compile_join(each, scope) for each in joins)})"
         return text
 
+    def _compile_parenthesised(self, node: Any, scope: QueryScope) -> str:
+        inner = node.this
+        if isinstance(inner, exp.Table | exp.Subquery | exp.Lateral) and (
+            not isinstance(inner, exp.Subquery) or node.args.get("alias") is None
+        ):
+            # Parentheses around a join, not around a query.
+            text = self._compile_source(inner, scope)
+            return f"({text})" if not text.startswith("(") else text
+        return self._compile_derived(inner, node, scope)
+
     def _compile_table(self, node: Any, scope: QueryScope) -> str:
-        alias = node.args.get("alias")
         if isinstance(node.this, exp.Func | exp.Anonymous):
-            return self._compile_function(node, node.this, scope, alias)
+            return self._compile_function(node, node.this, scope)
         if isinstance(node.this, exp.Query | exp.Values):
-            return self._compile_derived(node.this, alias, scope)
-        if node.args.get("rows_from"):
-            raise CatalogQueryError("ROWS FROM is not supported here", NOT_SUPPORTED)
+            return self._compile_derived(node.this, node, scope)
+        refuse_unread(node, "this", "db", "catalog", "alias", "joins", "only")
         schema = identifier_name(node.args["db"]) if node.args.get("db") else ""
         name = identifier_name(node.this)
         cte = scope.find_cte(name) if not schema else None
@@ -547,13 +498,12 @@ class SelectCompiler:
             sql, shape = found
             self.relations.add(sql)
             sql = quote_name(sql)
-        return self._add_source(sql, shape, alias, name, scope)
+        return self._add_source(sql, shape, node, name, scope)
 
     def _add_source(
-        self, sql: str, shape: RelationShape, alias: Any, name: str, scope: QueryScope
+        self, sql: str, shape: RelationShape, node: Any, name: str, scope: QueryScope
     ) -> str:
-        shown = identifier_name(alias.this) if alias is not None and alias.this else name
-        given = [identifier_name(each) for each in alias.columns] if alias is not None else []
+        shown, given = _alias_of(node, name)
         quoted = quote_name(shown)
         columns = tuple(
             (column.name, TypedSql(f"{quoted}.{column.sql}", column.type, column.fields))
@@ -562,57 +512,41 @@ class SelectCompiler:
         scope.sources.append(ScopeSource(shown, columns, oid=shape.oid))
         return f"{sql} AS {quoted}"
 
-    def _compile_derived(self, node: Any, alias: Any, scope: QueryScope) -> str:
+    def _compile_derived(self, query: Any, node: Any, scope: QueryScope) -> str:
+        """Compile a subquery in FROM; `node` is the entry, which may have an alias."""
         # Not the scope itself: a subquery does not see its neighbours.
-        sql, shape = self.compile_query(node, _without_sources(scope))
-        return self._add_source(f"({sql})", shape, alias, self._next_alias("d"), scope)
+        sql, shape = self.compile_query(query, _without_sources(scope))
+        return self._add_source(f"({sql})", shape, node, self._next_alias("d"), scope)
 
-    def _compile_unnest(self, node: Any, scope: QueryScope, alias: Any) -> str:
-        arguments = node.expressions
-        if len(arguments) > 1:
-            return self._unnest_several(arguments, scope, alias, node.args.get("offset"))
-        offset = node.args.get("offset")
-        made = self.expressions.calls.compile_call(
-            exp.Anonymous(this="unnest", expressions=list(arguments)), scope
-        )
-        return self._add_set(made, "unnest", alias, scope, offset=offset)
-
-    def _unnest_several(
-        self, arguments: list[Any], scope: QueryScope, alias: Any, offset: Any
-    ) -> str:
-        """Compile unnest of several arrays, whose elements go side by side."""
+    def _unnest_several(self, arguments: list[Any], scope: QueryScope) -> TypedSql:
+        """Return the rows of unnest of several arrays, whose elements go side by side."""
         arrays = [self.expressions.compile(each, scope) for each in arguments]
         fields = tuple(
             (f"f{at}", ELEMENT_OF.get(array.type, TEXT)) for at, array in enumerate(arrays, start=1)
         )
         sql = f"pg_zip_arrays({', '.join(array.sql for array in arrays)})"
-        return self._add_set(TypedSql(sql, RECORD, fields), "unnest", alias, scope, offset=offset)
+        return TypedSql(sql, RECORD, fields)
 
-    def _compile_function(self, node: Any, call: Any, scope: QueryScope, alias: Any) -> str:
-        name = self.expressions.calls.call_name(call)
-        schema = node.args.get("db") if isinstance(node, exp.Table) else None
-        if schema is not None and identifier_name(schema) not in (
-            "pg_catalog",
-            "information_schema",
-        ):
-            raise CatalogQueryError(
-                f"function {identifier_name(schema)}.{name} does not exist", "42883"
-            )
-        offset = node.args.get("ordinality")
-        # Any other function is a set of one row in FROM.
-        if self._functions.returns_set(name):
-            made = self.expressions.calls.compile_call(_call_node(call), scope)
+    def _compile_function(self, node: Any, call: Any, scope: QueryScope) -> str:
+        """Compile a function in FROM; `node` is the entry, which may have an alias."""
+        name = called_name(call)
+        schema = identifier_name(node.args["db"]) if node.args.get("db") else "pg_catalog"
+        if schema not in ("pg_catalog", "information_schema"):
+            raise CatalogQueryError(f"function {schema}.{name} does not exist", UNDEFINED_FUNCTION)
+        arguments = called_function(call).expressions
+        if name == "unnest" and len(arguments) > 1:
+            made = self._unnest_several(arguments, scope)
+        elif self._functions.returns_set(name):
+            made = self.expressions.calls.compile_call(call, scope)
         else:
+            # Any other function is a set of one row in FROM.
             value = self.expressions.compile(call, scope)
             made = TypedSql(f"json_array({value.sql})", value.type)
-        return self._add_set(made, name, alias, scope, offset=offset)
+        return self._add_set(made, name, node, scope)
 
-    def _add_set(
-        self, made: TypedSql, name: str, alias: Any, scope: QueryScope, *, offset: Any
-    ) -> str:
+    def _add_set(self, made: TypedSql, name: str, node: Any, scope: QueryScope) -> str:
         """Add the rows of an array as an entry of FROM."""
-        shown = identifier_name(alias.this) if alias is not None and alias.this else name
-        given = [identifier_name(each) for each in alias.columns] if alias is not None else []
+        shown, given = _alias_of(node, name)
         quoted = quote_name(shown)
         columns: list[tuple[str, TypedSql]] = []
         if made.fields:
@@ -623,10 +557,8 @@ class SelectCompiler:
         else:
             # The only column has the alias' name unless it is given one.
             columns.append((shown, TypedSql(f"{quoted}.value", made.type)))
-        if offset:
-            columns.append(ordinality("ordinality", f"({quoted}.key + 1)"))
-            if isinstance(offset, exp.Identifier | exp.ColumnDef):
-                given.append(identifier_name(offset))
+        if node.args.get("ordinality"):
+            columns.append(("ordinality", TypedSql(f"({quoted}.key + 1)", INT8)))
         named = [
             (given[at] if at < len(given) else column, value)
             for at, (column, value) in enumerate(columns)
@@ -635,26 +567,19 @@ class SelectCompiler:
         return f"json_each({made.sql}) AS {quoted}"
 
     def _compile_lateral(self, node: Any, scope: QueryScope) -> str:
-        inner, alias = node.this, node.args.get("alias")
-        if isinstance(inner, exp.Unnest):
-            if node.args.get("ordinality"):
-                inner.set("offset", True)
-            return self._compile_unnest(inner, scope, alias)
+        inner = node.this
         if not isinstance(inner, exp.Query):
-            while isinstance(inner, exp.Dot):
-                inner = inner.expression
-            return self._compile_function(node, inner, scope, alias)
+            return self._compile_function(node, inner, scope)
         around = QueryScope(scope, lateral=True)
         sql, shape = self.compile_query(
             inner.this if isinstance(inner, exp.Subquery) else inner, around
         )
         name = f"{self._base}{len(self.laterals)}"
-        self.laterals[name] = LateralQuery(sql, len(shape.columns))
+        self.laterals[name] = sql
         # Values of this row, in the order in which the subquery binds them.
         taken = "".join(f", {outer}" for outer in around.outside or ())
-        shown = identifier_name(alias.this) if alias is not None else self._next_alias("l")
+        shown, given = _alias_of(node, self._next_alias("l"))
         quoted = quote_name(shown)
-        given = [identifier_name(each) for each in alias.columns] if alias is not None else []
         columns = tuple(
             (
                 column.name,
@@ -690,15 +615,22 @@ def _star_of(node: Any) -> str | None:
     return None
 
 
-def _call_node(node: Any) -> Any:
-    while isinstance(node, exp.Dot):
-        node = node.expression
-    return node
+def _alias_of(node: Any, name: str) -> tuple[str, list[str]]:
+    """Return the name of an entry of FROM, which is `name` unless it has an alias, and the names
+    that its alias gives its columns."""
+    alias = node.args.get("alias")
+    if alias is None:
+        return name, []
+    given = [identifier_name(each) for each in alias.columns]
+    return identifier_name(alias.this) if alias.this else name, given
 
 
-def _is_limit_all(limit: Any) -> bool:
-    expression = limit.args.get("expression")
-    return isinstance(expression, exp.Null) or bool(getattr(limit, "is_limit_all", False))
+def _place_in(node: Any, count: int) -> int:
+    """Return the place in the select list that a key is. Raises `CatalogQueryError`."""
+    text = str(node.this)
+    if not text.isdecimal() or not 1 <= int(text) <= count:
+        raise CatalogQueryError(f"position {text} is not in select list", INVALID_COLUMN_REFERENCE)
+    return int(text)
 
 
 def _join_sets(sets: dict[str, tuple[str, TypedSql]], *, has_from: bool) -> str:
@@ -714,26 +646,22 @@ def _join_sets(sets: dict[str, tuple[str, TypedSql]], *, has_from: bool) -> str:
 
 
 def _common_column_type(one: RelationColumn, other: RelationColumn) -> int:
-    types = [UNKNOWN if each.sql == "NULL" else each.type for each in (one, other)]
     # Names, where one arm has names and the other OIDs of named objects.
     if one.type in REGISTERED and other.type in TEXTUAL:
         return TEXT
     # A column of NULLs alone was taken for text; the other arm knows better.
     if one.type == TEXT and other.type not in TEXTUAL:
         return other.type
-    return common_type(types)
+    return common_type((one.type, other.type))
 
 
 def _arm_sql(arm: CompiledQuery, shape: RelationShape) -> str:
-    """Return an arm of a union, with values brought to the union's types where they differ."""
-    sql, own = arm
-    pairs = list(zip(own.columns, shape.columns, strict=True))
-    if all(one.type not in REGISTERED or wanted.type != TEXT for one, wanted in pairs):
-        return sql
+    """Return an arm of a union, with names of objects where the union's column has texts."""
     fields = []
-    for one, wanted in pairs:
+    for one, wanted in zip(arm[1].columns, shape.columns, strict=True):
         value = TypedSql(one.sql, one.type)
         if one.type in REGISTERED and wanted.type == TEXT:
             value = cast_value(value, TEXT)
         fields.append(f"{value.sql} AS {wanted.sql}")
-    return f"SELECT {', '.join(fields)} FROM ({sql})"
+    # In parentheses: SQLite takes no ORDER BY or LIMIT in an arm.
+    return f"SELECT {', '.join(fields)} FROM ({arm[0]})"

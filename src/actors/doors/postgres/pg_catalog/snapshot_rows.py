@@ -1,6 +1,7 @@
 """The rows of `pg_class`, `pg_attribute` and their like that show a snapshot. Pure.
 
-Rows are named values; columns that are left out have their type's zero. What PostgreSQL would
+Rows are named values. Columns that are left out are NULL, or their type's zero: those that may not
+be NULL, and numbers and flags. What PostgreSQL would
 write for a table, view or index of the same definition is written here, too, so that a client's
 joins find what they look for: an index's operator classes, a view's rule, a relation's row type.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from actors.doors.postgres.pg_catalog.catalog_data import SystemCatalog
 from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     CatalogColumnRow,
     CatalogObjectRow,
@@ -17,29 +19,9 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     PgCatalogSnapshot,
     object_oid,
 )
-from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
-    BPCHAR,
-    BYTEA,
-    CID,
-    DATE,
-    ELEMENT_OF,
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    NAME,
-    NUMERIC,
-    OID,
-    TEXT,
-    TID,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    VARCHAR,
-    XID,
-    postgres_type,
-)
+from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF
+from actors.model.pgwire import type_oids as pg
+from actors.model.pgwire.type_map import pg_type_of_spark
 
 CatalogRows = dict[str, list[dict[str, Any]]]
 """Rows of each table of `pg_catalog`."""
@@ -47,7 +29,6 @@ CatalogRows = dict[str, list[dict[str, Any]]]
 SUPERUSER_OID: Final = 10
 PG_CLASS_OID: Final = 1259
 PG_REWRITE_OID: Final = 2618
-PG_DATABASE_OID: Final = 1262
 HEAP_METHOD: Final = 2
 BTREE_METHOD: Final = 403
 DEFAULT_COLLATION: Final = 100
@@ -57,85 +38,52 @@ _RELKINDS: Final = {
     "table": "r",
     "materialized view": "m",
     "view": "v",
-    "source": "f",
-    "sink": "f",
     "index": "i",
 }
-_OPERATOR_CLASSES: Final = {
-    BOOL: 424,
-    BYTEA: 428,
-    INT2: 1979,
-    INT4: 1978,
-    INT8: 3124,
-    FLOAT4: 1970,
-    FLOAT8: 3123,
-    NUMERIC: 3125,
-    BPCHAR: 426,
-    DATE: 3122,
-    TIMESTAMP: 3128,
-    TIMESTAMPTZ: 3127,
-}
-"""The btree operator class of each type that has one; arrays have another, texts the rest."""
-_ARRAY_OPERATOR_CLASS: Final = 397
-_TEXT_OPERATOR_CLASS: Final = 3126
 SYSTEM_ATTRIBUTES: Final = (
-    ("tableoid", OID, -6),
-    ("cmax", CID, -5),
-    ("xmax", XID, -4),
-    ("cmin", CID, -3),
-    ("xmin", XID, -2),
-    ("ctid", TID, -1),
+    ("tableoid", pg.OID, -6),
+    ("cmax", pg.CID, -5),
+    ("xmax", pg.XID, -4),
+    ("cmin", pg.CID, -3),
+    ("xmin", pg.XID, -2),
+    ("ctid", pg.TID, -1),
 )
 """Columns that every stored relation of PostgreSQL has; clients read them to tell rows apart."""
-_TYPE_SHAPES: Final[dict[int, tuple[int, bool, str, str]]] = {
-    BOOL: (1, True, "c", "p"),
-    BYTEA: (-1, False, "i", "x"),
-    NAME: (64, False, "c", "p"),
-    INT8: (8, True, "d", "p"),
-    INT2: (2, True, "s", "p"),
-    INT4: (4, True, "i", "p"),
-    OID: (4, True, "i", "p"),
-    TID: (6, False, "s", "p"),
-    XID: (4, True, "i", "p"),
-    CID: (4, True, "i", "p"),
-    FLOAT4: (4, True, "i", "p"),
-    FLOAT8: (8, True, "d", "p"),
-    NUMERIC: (-1, False, "i", "m"),
-    DATE: (4, True, "i", "p"),
-    TIMESTAMP: (8, True, "d", "p"),
-    TIMESTAMPTZ: (8, True, "d", "p"),
-}
-"""Length, pass by value, alignment and storage of a type; all others are of variable length."""
-_VARIABLE: Final = (-1, False, "i", "x")
 
 
 class SnapshotRows:
     """Makes the rows of one snapshot; `rows` holds them."""
 
-    def __init__(self, snapshot: PgCatalogSnapshot, namespaces: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        snapshot: PgCatalogSnapshot,
+        system: SystemCatalog,
+        types: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        """Make the rows; `types` are those of `pg_type` by OID."""
         self._snapshot = snapshot
-        self._namespaces = dict(namespaces)
+        self._types = types
+        self._public = next(
+            row["oid"]
+            for row in system.rows["pg_namespace"].records()
+            if row["nspname"] == "public"
+        )
+        self._operator_classes: dict[int, int] = {
+            row["opcintype"]: row["oid"]
+            for row in system.rows["pg_opclass"].records()
+            if row["opcmethod"] == BTREE_METHOD and row["opcdefault"]
+        }
         self._oids = OidAssignment(snapshot.objects)
-        self._roles: dict[str, int] = {}
-        self._by_name: dict[tuple[str, str], CatalogObjectRow] = {}
-        self._indexed = {
-            (each.schema, each.on.lower()) for each in snapshot.objects if each.kind == "index"
+        self._indexed = {each.on.lower() for each in snapshot.objects if each.kind == "index"}
+        # Indexes have names of their own kind: they shadow no relation.
+        self._by_name = {
+            each.name.lower(): each for each in snapshot.objects if each.kind != "index"
         }
         self.rows: CatalogRows = {}
-        for each in snapshot.objects:
-            # Indexes and connectors have names of their own kind: they shadow no relation.
-            if each.kind in ("table", "materialized view", "view"):
-                self._by_name[each.schema, each.name.lower()] = each
         self._add_roles()
-        self._add_namespaces()
         self._add_database()
-        # Roles and schemas first: objects refer to them.
         for each in snapshot.objects:
             self._add_object(each)
-
-    def owner_of(self, owned: CatalogObjectRow) -> int:
-        """Return the OID of the role that owns an object."""
-        return self._roles.get(owned.owner, SUPERUSER_OID)
 
     def _add(self, table: str, **values: Any) -> None:
         self.rows.setdefault(table, []).append(values)
@@ -145,7 +93,6 @@ class SnapshotRows:
         for role in self._snapshot.roles:
             # The first superuser is PostgreSQL's bootstrap role, which owns all system objects.
             oid = SUPERUSER_OID if role is first else object_oid(role.name, "role")
-            self._roles[role.name] = oid
             self._add(
                 "pg_authid",
                 oid=oid,
@@ -153,36 +100,17 @@ class SnapshotRows:
                 rolsuper=role.superuser,
                 rolinherit=True,
                 rolcreaterole=role.create_role or role.superuser,
-                rolcreatedb=role.create_database or role.superuser,
+                rolcreatedb=role.superuser,
                 rolcanlogin=role.can_login,
                 rolreplication=role is first,
                 rolbypassrls=role is first,
                 rolconnlimit=-1,
-                rolpassword=None,
-                rolvaliduntil=None,
             )
-        for role in self._snapshot.roles:
-            for group in role.member_of:
-                if group in self._roles:
-                    self._add(
-                        "pg_auth_members",
-                        roleid=self._roles[group],
-                        member=self._roles[role.name],
-                        grantor=SUPERUSER_OID,
-                        admin_option=False,
-                    )
-
-    def _add_namespaces(self) -> None:
-        for schema in sorted({each.schema for each in self._snapshot.objects}):
-            if schema not in self._namespaces:
-                oid = self._namespaces[schema] = object_oid(schema, "schema")
-                self._add("pg_namespace", oid=oid, nspname=schema, nspowner=SUPERUSER_OID)
 
     def _add_database(self) -> None:
-        oid = object_oid(self._snapshot.database, "database")
         self._add(
             "pg_database",
-            oid=oid,
+            oid=object_oid(self._snapshot.database, "database"),
             datname=self._snapshot.database,
             datdba=SUPERUSER_OID,
             encoding=UTF8_ENCODING,
@@ -195,30 +123,15 @@ class SnapshotRows:
             dattablespace=1663,
             datcollate="C.UTF-8",
             datctype="C.UTF-8",
-            daticulocale=None,
-            datcollversion=None,
-            datacl=None,
         )
-        if self._snapshot.database_comment:
-            self._add(
-                "pg_shdescription",
-                objoid=oid,
-                classoid=PG_DATABASE_OID,
-                description=self._snapshot.database_comment,
-            )
 
     def _add_object(self, each: CatalogObjectRow) -> None:
         if each.kind == "index":
             self._add_index_object(each)
             return
-        if each.kind in ("source", "sink"):
-            self._add_connector(each)
-            # Without columns there is nothing to read.
-            if not each.columns:
-                return
         oid = self._oids.oid_of(each.id)
         stored = each.kind in ("table", "materialized view")
-        indexed = bool(each.key) or (each.schema, each.name.lower()) in self._indexed
+        indexed = bool(each.key) or each.name.lower() in self._indexed
         row_type = self._oids.oid_of(each.id, "type")
         self._add_class(
             each,
@@ -238,7 +151,7 @@ class SnapshotRows:
         self._add_row_type(each, oid, row_type)
         self._add_attributes(oid, each.columns, frozenset(each.key))
         self._add_defaults(each, oid)
-        if stored or each.kind in ("source", "sink"):
+        if stored:
             self._add_system_attributes(oid)
         self._add_comments(each, oid)
         # A view has no key in PostgreSQL.
@@ -251,25 +164,22 @@ class SnapshotRows:
         row = {
             "oid": oid,
             "relname": each.name,
-            "relnamespace": self._namespaces[each.schema],
-            "relowner": self.owner_of(each),
+            "relnamespace": self._public,
+            "relowner": SUPERUSER_OID,
             "relkind": _RELKINDS[each.kind],
             # 15 writes -1 where the number of rows was never estimated.
-            "reltuples": float(each.rows) if each.kind != "view" else -1.0,
+            "reltuples": -1.0,
             "relpages": 0,
             "relpersistence": "p",
             "relispopulated": True,
-            "relacl": None,
-            "reloptions": None,
-            "relpartbound": None,
         }
         self._add("pg_class", **(row | values))
 
     def _add_row_type(self, each: CatalogObjectRow, oid: int, row_type: int) -> None:
         array_type = self._oids.oid_of(each.id, "array type")
         shared = {
-            "typnamespace": self._namespaces[each.schema],
-            "typowner": self.owner_of(each),
+            "typnamespace": self._public,
+            "typowner": SUPERUSER_OID,
             "typlen": -1,
             "typbyval": False,
             "typisdefined": True,
@@ -277,9 +187,6 @@ class SnapshotRows:
             "typalign": "d",
             "typstorage": "x",
             "typtypmod": -1,
-            "typdefaultbin": None,
-            "typdefault": None,
-            "typacl": None,
         }
         # The functions are record_in and array_in with their kin, as in PostgreSQL.
         self._add(
@@ -316,7 +223,7 @@ class SnapshotRows:
         self, oid: int, columns: Iterable[CatalogColumnRow], required: frozenset[str]
     ) -> None:
         for number, column in enumerate(columns, start=1):
-            shown = postgres_type(column.type)
+            shown = pg_type_of_spark(column.type)
             self._add_attribute(
                 oid,
                 column.name,
@@ -348,26 +255,7 @@ class SnapshotRows:
     def _add_attribute(
         self, oid: int, name: str, type_oid: int, number: int, **values: Any
     ) -> None:
-        length, by_value, alignment, storage = _TYPE_SHAPES.get(type_oid, _VARIABLE)
-        row = {
-            "attrelid": oid,
-            "attname": name,
-            "atttypid": type_oid,
-            "attstattarget": -1 if number > 0 else 0,
-            "attlen": length,
-            "attnum": number,
-            "attcacheoff": -1,
-            "atttypmod": -1,
-            "attbyval": by_value,
-            "attalign": alignment,
-            "attstorage": storage,
-            "attislocal": True,
-            "attcollation": collation_of(type_oid),
-            "attacl": None,
-            "attoptions": None,
-            "attfdwoptions": None,
-            "attmissingval": None,
-        }
+        row = attribute_row(oid, number, name, self._types[type_oid])
         self._add("pg_attribute", **(row | values))
 
     def _add_comments(self, each: CatalogObjectRow, oid: int) -> None:
@@ -393,7 +281,7 @@ class SnapshotRows:
             "pg_constraint",
             oid=self._oids.oid_of(each.id, "key constraint"),
             conname=name,
-            connamespace=self._namespaces[each.schema],
+            connamespace=self._public,
             contype="p",
             convalidated=True,
             conrelid=oid,
@@ -404,25 +292,14 @@ class SnapshotRows:
             conislocal=True,
             connoinherit=True,
             conkey=numbers,
-            **dict.fromkeys(
-                (
-                    "confkey",
-                    "conpfeqop",
-                    "conppeqop",
-                    "conffeqop",
-                    "confdelsetcols",
-                    "conexclop",
-                    "conbin",
-                )
-            ),
         )
 
     def _add_index_object(self, each: CatalogObjectRow) -> None:
-        on = self._by_name.get((each.schema, each.on.lower()))
+        on = self._by_name.get(each.on.lower())
         # An index on what is not shown cannot be shown either: pg_index would name nothing.
         if on is not None:
             oid = self._oids.oid_of(each.id)
-            self._add_index(each, oid, each.name, on, each.index_columns, indisunique=each.unique)
+            self._add_index(each, oid, each.name, on, each.index_columns)
             self._add_comments(each, oid)
 
     def _add_index(
@@ -438,21 +315,20 @@ class SnapshotRows:
         places = {column.name.lower(): at for at, column in enumerate(on.columns)}
         numbers = [places[column.lower()] + 1 for column in columns if column.lower() in places]
         shown = [on.columns[number - 1] for number in numbers]
-        types = [postgres_type(column.type).oid for column in shown]
+        types = [pg_type_of_spark(column.type).oid for column in shown]
         # The key's index is no object of the catalog's: it gets its row from one made here.
-        index = CatalogObjectRow(id=each.id, name=name, kind="index", schema=on.schema)
+        index = CatalogObjectRow(id=each.id, name=name, kind="index")
         self._add_class(
             index,
             oid,
             relam=BTREE_METHOD,
-            relowner=self.owner_of(on),
-            reltuples=0.0 if on.rows < 0 else float(on.rows),
+            reltuples=0.0,
             relnatts=len(numbers),
             relreplident="n",
             relfilenode=oid,
         )
         for number, (column, type_oid) in enumerate(zip(shown, types, strict=True), start=1):
-            modifier = postgres_type(column.type).modifier
+            modifier = pg_type_of_spark(column.type).modifier
             self._add_attribute(oid, column.name, type_oid, number, atttypmod=modifier)
         self._add(
             "pg_index",
@@ -462,19 +338,24 @@ class SnapshotRows:
                 "indnatts": len(numbers),
                 "indnkeyatts": len(numbers),
                 "indimmediate": True,
+                "indisunique": False,
                 "indisvalid": True,
                 "indisready": True,
                 "indislive": True,
                 "indkey": numbers,
-                "indcollation": [collation_of(each) for each in types],
-                "indclass": [_operator_class(each) for each in types],
+                "indcollation": [self._types[each]["typcollation"] for each in types],
+                "indclass": [self._operator_class(each) for each in types],
                 "indoption": [0] * len(numbers),
-                "indexprs": None,
-                "indpred": None,
                 **values,
             },
         )
         return numbers
+
+    def _operator_class(self, type_oid: int) -> int:
+        """Return the btree operator class of a type's values."""
+        general = pg.ANYARRAY if type_oid in ELEMENT_OF else pg.TEXT
+        # A type without an order of its own still needs a row of pg_opclass that joins find.
+        return self._operator_classes.get(type_oid) or self._operator_classes[general]
 
     def _add_rule(self, each: CatalogObjectRow, oid: int) -> None:
         """Add a view's rule, and through it what the view depends on, as PostgreSQL does."""
@@ -495,55 +376,25 @@ class SnapshotRows:
         self._add("pg_depend", **of_rule, refobjid=oid, deptype="n")
         for name in each.depends:
             # What is not shown cannot be depended on.
-            read = self._by_name.get((each.schema, name.lower()))
+            read = self._by_name.get(name.lower())
             if read is not None:
                 self._add("pg_depend", **of_rule, refobjid=self._oids.oid_of(read.id), deptype="n")
 
-    def _add_connector(self, each: CatalogObjectRow) -> None:
-        """Add a source or sink as a foreign server, whose wrapper is named for its kind."""
-        wrapper_name = f"penstock_{each.kind}"
-        wrapper = object_oid(wrapper_name, "wrapper")
-        wrappers = self.rows.get("pg_foreign_data_wrapper", [])
-        if all(row["oid"] != wrapper for row in wrappers):
-            self._add(
-                "pg_foreign_data_wrapper",
-                oid=wrapper,
-                fdwname=wrapper_name,
-                fdwowner=SUPERUSER_OID,
-                fdwacl=None,
-                fdwoptions=None,
-            )
-        server = self._oids.oid_of(each.id, "server")
-        self._add(
-            "pg_foreign_server",
-            oid=server,
-            srvname=each.name,
-            srvowner=self.owner_of(each),
-            srvfdw=wrapper,
-            srvtype=each.kind,
-            srvversion=None,
-            srvacl=None,
-            srvoptions=None,
-        )
-        if each.columns:
-            self._add(
-                "pg_foreign_table",
-                ftrelid=self._oids.oid_of(each.id),
-                ftserver=server,
-                ftoptions=None,
-            )
 
-
-def collation_of(type_oid: int) -> int:
-    """Return the collation of a type's values; 0 for a type without one."""
-    element = ELEMENT_OF.get(type_oid, type_oid)
-    if element == NAME:
-        return C_COLLATION
-    return DEFAULT_COLLATION if element in (TEXT, VARCHAR, BPCHAR) else 0
-
-
-def _operator_class(type_oid: int) -> int:
-    if type_oid in ELEMENT_OF:
-        return _ARRAY_OPERATOR_CLASS
-    # A type without an order of its own still needs a row of pg_opclass that joins find.
-    return _OPERATOR_CLASSES.get(type_oid, _TEXT_OPERATOR_CLASS)
+def attribute_row(relation: int, number: int, name: str, kind: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `pg_attribute` for a column of a type, which is a row of `pg_type`."""
+    return {
+        "attrelid": relation,
+        "attname": name,
+        "atttypid": kind["oid"],
+        "attstattarget": -1 if number > 0 else 0,
+        "attlen": kind["typlen"],
+        "attnum": number,
+        "attcacheoff": -1,
+        "atttypmod": -1,
+        "attbyval": kind["typbyval"],
+        "attalign": kind["typalign"],
+        "attstorage": kind["typstorage"],
+        "attislocal": True,
+        "attcollation": kind["typcollation"],
+    }

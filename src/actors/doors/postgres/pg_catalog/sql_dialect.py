@@ -2,12 +2,18 @@
 
 sqlglot turns calls, types and subscripts into forms that all its dialects share. Here a call stays
 a call with its arguments as they stand (`exp.Anonymous`), a type stays its name (`exp.DataType`
-whose `kind` is the catalog's name, as ``int4`` or ``oid[]``), and a subscript its number.
+whose `kind` is the catalog's name, as ``int4`` or ``oid[]``), and a subscript its number. What the
+SQL standard writes without parentheses or with words between the arguments is a call, too:
+
+    SELECT current_user, trim(leading 'x' from relname)
+    SELECT current_user(), ltrim(relname, 'x')
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import re
+from functools import partial
+from typing import Any, ClassVar, Final
 
 from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
@@ -15,7 +21,11 @@ from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.parsers.postgres import PostgresParser
 from sqlglot.tokens import TokenType
 
-from actors.doors.postgres.pg_catalog.catalog_errors import SYNTAX_ERROR, CatalogQueryError
+from actors.doors.postgres.pg_catalog.catalog_errors import (
+    NOT_SUPPORTED,
+    SYNTAX_ERROR,
+    CatalogQueryError,
+)
 from actors.doors.postgres.pg_catalog.pg_types import TYPE_SYNONYMS
 
 _TWO_WORDS = {
@@ -34,14 +44,37 @@ class CatalogQueryParser(PostgresParser):  # type: ignore[misc]
     FUNCTIONS: ClassVar[dict[str, Any]] = {}
     FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
         name: PostgresParser.FUNCTION_PARSERS[name]
-        for name in ("CAST", "EXTRACT", "OVERLAY", "POSITION", "SUBSTRING", "TRIM")
+        for name in ("CAST", "EXTRACT", "POSITION", "SUBSTRING", "TRIM")
     }
     NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
         name: PostgresParser.NO_PAREN_FUNCTION_PARSERS[name] for name in ("ANY", "CASE", "VARIADIC")
     }
+    NO_PAREN_FUNCTIONS: ClassVar[dict[TokenType, Any]] = {
+        token: partial(exp.Anonymous, this=token.name.lower())
+        for token in PostgresParser.NO_PAREN_FUNCTIONS
+    }
 
     # A column of a result may be called `select` after AS.
     RESERVED_TOKENS: ClassVar[set[TokenType]] = PostgresParser.RESERVED_TOKENS - {TokenType.SELECT}
+
+    def _parse_position(self, haystack_first: bool = False) -> Any:
+        found = super()._parse_position(haystack_first)
+        return _plain_call("position", found.this, found.args["substr"])
+
+    def _parse_substring(self) -> Any:
+        found = super()._parse_substring()
+        return _plain_call(
+            "substring", found.this, found.args.get("start"), found.args.get("length")
+        )
+
+    def _parse_trim(self) -> Any:
+        found = super()._parse_trim()
+        names = {"LEADING": "ltrim", "TRAILING": "rtrim"}
+        name = names.get(found.args.get("position"), "btrim")
+        return _plain_call(name, found.this, found.expression)
+
+    def _parse_unnest(self, with_alias: bool = True) -> None:
+        """Leave ``unnest(…)`` in FROM to what parses any other function there."""
 
     def _parse_types(
         self,
@@ -124,6 +157,10 @@ class CatalogQueryParser(PostgresParser):  # type: ignore[misc]
             dimensions += "[]"
 
 
+def _plain_call(name: str, *arguments: Any) -> Any:
+    return exp.Anonymous(this=name, expressions=[each for each in arguments if each is not None])
+
+
 class CatalogQueryDialect(Postgres):  # type: ignore[misc]
     """PostgreSQL as `CatalogQueryParser` reads it."""
 
@@ -131,11 +168,30 @@ class CatalogQueryDialect(Postgres):  # type: ignore[misc]
     INDEX_OFFSET = 0
     Parser = CatalogQueryParser
 
+    class Tokenizer(Postgres.Tokenizer):  # type: ignore[misc]
+        """PostgreSQL's, but ``$1,$2`` are two parameters and not the start of a quoted text."""
+
+        HEREDOC_STRINGS: ClassVar[list[str]] = []
+        SINGLE_TOKENS: ClassVar[dict[str, TokenType]] = {
+            **Postgres.Tokenizer.SINGLE_TOKENS,
+            "$": TokenType.PARAMETER,
+        }
+
+
+class DollarQuoteDialect(CatalogQueryDialect):
+    """The same with texts between ``$$``, for which sqlglot takes ``$1,$2``, too."""
+
+    Tokenizer = Postgres.Tokenizer
+
+
+_DOLLAR_QUOTE: Final = re.compile(r"\$(?:[A-Za-z_]\w*)?\$")
+
 
 def parse_query(text: str) -> Any:
     """Return the syntax tree of one statement. Raises `CatalogQueryError`."""
+    dialect = DollarQuoteDialect() if _DOLLAR_QUOTE.search(text) else CatalogQueryDialect()
     try:
-        trees = [tree for tree in CatalogQueryDialect().parse(text) if tree is not None]
+        trees = [tree for tree in dialect.parse(text) if tree is not None]
     except ParseError as error:
         first = error.errors[0] if error.errors else {}
         where = f" at line {first['line']}, column {first['col']}" if first.get("line") else ""
@@ -153,6 +209,31 @@ def identifier_name(node: Any) -> str:
     """Return the name that an identifier stands for: in lower case unless it was quoted."""
     if isinstance(node, exp.Identifier):
         return str(node.this) if node.args.get("quoted") else str(node.this).lower()
-    if isinstance(node, exp.ColumnDef | exp.Column | exp.TableAlias):
+    if isinstance(node, exp.ColumnDef | exp.Column):
         return identifier_name(node.this)
-    return str(node).lower() if isinstance(node, str) else str(node.name).lower()
+    return str(node if isinstance(node, str) else node.name).lower()
+
+
+def called_function(node: Any) -> Any:
+    """Return a call without the schema before it; None for what is not a plain call."""
+    while isinstance(node, exp.Dot):
+        node = node.expression
+    return node if isinstance(node, exp.Anonymous) else None
+
+
+def called_name(node: Any) -> str:
+    """Return the name of the function that a node calls; "" for what is not a plain call."""
+    call = called_function(node)
+    return "" if call is None else identifier_name(call.this)
+
+
+def refuse_unread(node: Any, *read: str) -> None:
+    """Raise `CatalogQueryError` for a node with parts that are not read: without them it would be
+    another query."""
+    for part, value in node.args.items():
+        if value and part not in read:
+            raise CatalogQueryError(
+                f"{part.strip('_')} of {type(node).__name__.lower()} is not supported here:"
+                f" {node.sql('postgres')}",
+                NOT_SUPPORTED,
+            )

@@ -6,11 +6,9 @@ All connections share one database of catalog rows, which is filled anew when ob
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +16,7 @@ import pyarrow as pa
 
 from actors.control.access.open_sessions import OpenSession, OpenSessions, dialect_of, may_signal
 from actors.control.access.role_registry import ADMIN
-from actors.doors.postgres.pg_catalog.catalog_queries import _QUERY, AnswerColumn, CatalogQueries
+from actors.doors.postgres.pg_catalog.catalog_queries import CatalogQueries
 from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     CatalogColumnRow,
     CatalogObjectRow,
@@ -27,21 +25,14 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     ObjectKind,
     PgCatalogSnapshot,
 )
-from actors.doors.sql_session.context import DATABASE, SessionContext
+from actors.doors.postgres.pg_catalog.pg_types import format_catalog_value
+from actors.doors.sql_session.context import SessionContext
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.results import StatementResult, result_of
+from actors.engine.sql.object_names import DATABASE
 from actors.engine.sql.shown_statements import shown_statement
+from actors.model.pgwire import type_oids as pg
 from actors.model.pgwire.messages import FieldDescription
-from actors.model.pgwire.type_map import (
-    BOOL,
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    OID,
-    sized,
-)
 from actors.model.protocol.api import ObjectStatus
 from actors.model.protocol.role_messages import RolesReport
 from actors.runtime.errors import UnknownObject
@@ -54,17 +45,14 @@ _KINDS: Final[Mapping[str, ObjectKind]] = {
     "index": "index",
 }
 _SCALARS: Final = {
-    BOOL: pa.bool_(),
-    INT2: pa.int16(),
-    INT4: pa.int32(),
-    INT8: pa.int64(),
-    OID: pa.int32(),
-    FLOAT4: pa.float32(),
-    FLOAT8: pa.float64(),
+    pg.BOOL: pa.bool_(),
+    pg.INT2: pa.int16(),
+    pg.INT4: pa.int32(),
+    pg.INT8: pa.int64(),
+    pg.OID: pa.int32(),
+    pg.FLOAT4: pa.float32(),
+    pg.FLOAT8: pa.float64(),
 }
-_VECTORS: Final = frozenset({22, 30})
-"""``int2vector`` and ``oidvector``."""
-_OURS: Final = re.compile(r"\s*SHOW\b", re.IGNORECASE)
 
 
 class SharedCatalog:
@@ -114,9 +102,6 @@ class CatalogDoor:
 
     async def answers(self, text: str) -> bool:
         """Return whether a statement is answered here."""
-        # The first word tells most: searching all of a long INSERT takes milliseconds.
-        if _OURS.match(text) is not None or _QUERY.match(text) is None:
-            return False
         if not CatalogQueries.may_be_catalog_query(text):
             return False  # the database of rows is made for those that may need it
         queries = self._shared.queries
@@ -129,7 +114,7 @@ class CatalogDoor:
     async def describe(self, text: str, oids: Sequence[int]) -> tuple[FieldDescription, ...]:
         """Return the columns of a statement's result. Raises `CatalogQueryError`."""
         found = self._shared.queries.describe_catalog_query(text, oids)
-        return tuple(_field(column) for column in found.columns)
+        return tuple(FieldDescription(each.name, pg.sized(each.type)) for each in found.columns)
 
     async def answer(
         self, text: str, values: Sequence[Any], oids: Sequence[int] = ()
@@ -160,11 +145,12 @@ class CatalogDoor:
             with suppress(UnknownObject):
                 self._sessions.find(signal.process_id).signal(end=signal.end)
         shape = pa.schema([(column.name, _kind(column.type)) for column in found.columns])
-        kinds = [
-            (field.type, column.type) for field, column in zip(shape, found.columns, strict=True)
-        ]
+        # Whatever is no number is sent as text.
         rows = [
-            tuple(_sent(value, *kind) for value, kind in zip(row, kinds, strict=True))
+            tuple(
+                value if column.type in _SCALARS else format_catalog_value(value, column.type)
+                for value, column in zip(row, found.columns, strict=True)
+            )
             for row in found.rows
         ]
         result = result_of("SELECT", shape, rows)
@@ -264,53 +250,9 @@ def _object_row(status: ObjectStatus, row: Mapping[str, Any]) -> CatalogObjectRo
     )
 
 
-def _field(column: AnswerColumn) -> FieldDescription:
-    kind = sized(column.type)
-    return FieldDescription(column.name, kind.oid, kind.size)
-
-
 def _kind(oid: int) -> pa.DataType:
     """Return the Arrow type whose values are sent as those of a catalog column."""
     return _SCALARS.get(oid, pa.string())
-
-
-def _sent(value: Any, kind: pa.DataType, oid: int) -> Any:
-    """Return a value as its Arrow type has it: whatever is no number is sent as text."""
-    if value is None or not pa.types.is_string(kind):
-        return value
-    if isinstance(value, list):
-        # A vector of numbers has a form of its own, which SQLAlchemy reads.
-        return " ".join(map(str, value)) if oid in _VECTORS else _array_text(value)
-    if isinstance(value, dict):
-        return msgspec.json.encode(value).decode()
-    if isinstance(value, bytes):
-        return "\\x" + value.hex()
-    if isinstance(value, bool):
-        return "t" if value else "f"
-    if isinstance(value, float | Decimal):
-        return f"{value:f}" if isinstance(value, Decimal) else repr(value)
-    return str(value)
-
-
-def _array_text(values: Sequence[Any]) -> str:
-    """Return an array as PostgreSQL writes it.
-
-    >>> _array_text(["a", 'b"c', None, 1])
-    '{a,"b\\\\"c",NULL,1}'
-    """
-
-    def element(value: Any) -> str:
-        if value is None:
-            return "NULL"
-        if isinstance(value, list):
-            return _array_text(value)
-        text = ("t" if value else "f") if isinstance(value, bool) else str(value)
-        if text and text.upper() != "NULL" and not re.search(r'[\s{},"\\]', text):
-            return text
-        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-
-    return "{" + ",".join(map(element, values)) + "}"
 
 
 def _moment() -> str:

@@ -26,15 +26,14 @@ import anyio.lowlevel
 
 from actors.control.access.access_rules import UNPROVEN, RoleLogin
 from actors.control.access.open_sessions import OpenSession, OpenSessions, ReadObjects
-from actors.control.controller.reads.point_reads import PointReads
+from actors.control.controller.reads.rows_at_hand import RowsAtHand
 from actors.doors.postgres.pg_server.catalog_door import CatalogDoor, SharedCatalog
 from actors.doors.postgres.pg_server.connected_rows import while_connected
 from actors.doors.postgres.pg_server.copying import copy_from_client, copy_to_client
 from actors.doors.postgres.pg_server.login import TokenProof, prove_role
 from actors.doors.postgres.pg_server.point_answers import answer_point
-from actors.doors.postgres.pg_server.preparing import prepare_statement, schemas_of
+from actors.doors.postgres.pg_server.preparing import prepare_statement
 from actors.doors.postgres.pg_server.row_sending import send_portal, send_result
-from actors.doors.postgres.pg_server.startup import startup_variables
 from actors.doors.postgres.pg_server.statement_scope import StatementScope, receive_in_time
 from actors.doors.postgres.pg_server.statements import (
     SETTING_STATEMENTS,
@@ -47,17 +46,18 @@ from actors.doors.postgres.pg_server.statements import (
 )
 from actors.doors.postgres.pg_server.wire import PgWire
 from actors.doors.sql_session.audit import StatementAudit
-from actors.doors.sql_session.error_places import counted_from
+from actors.doors.sql_session.context import schemas_of
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter
 from actors.doors.sql_session.session import SqlSession
 from actors.doors.sql_session.session_settings import MESSAGE_LEVELS
 from actors.engine.sql import statements as sql
-from actors.engine.sql.grammar import split_statements
+from actors.engine.sql.grammar import ParsedStatement, parse_statements
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.pgwire import messages as pg
 from actors.model.pgwire import sqlstate
+from actors.model.pgwire.decoder import startup_variables
 from actors.model.pgwire.parameters import parse_parameters, spark_literal
 from actors.model.plan.schema import TableSchema
 from actors.runtime.errors import (
@@ -106,7 +106,7 @@ class PgConnection:
         secret_key: bytes,
         cancel_other: Callable[[int, bytes], None],
         shared: SharedCatalog,
-        points: PointReads,
+        at_hand: RowsAtHand,
         admit: Callable[[], None],
     ) -> None:
         """Prepare the connection.
@@ -124,7 +124,7 @@ class PgConnection:
             secret_key: The proof that they may.
             cancel_other: Cancels the statement of another connection.
             shared: The catalog rows that all connections share.
-            points: Reads the rows of one key at once.
+            at_hand: Reads the rows of one key at once.
             admit: Counts this client among those that have proved themselves. Raises
                 `ResourceBusy` if there are too many.
         """
@@ -143,7 +143,7 @@ class PgConnection:
         self._audit = StatementAudit(settings, "", wire.peer, SqlDialect.POSTGRES)
         self._cancel_other = cancel_other
         self._shared = shared
-        self._points = points
+        self._at_hand = at_hand
         self._admit = admit
         self._session: SqlSession | None = None
         self._catalog: CatalogDoor | None = None
@@ -333,7 +333,7 @@ class PgConnection:
                 pass
             elif not self._skipping:
                 self._skipping = await self._guarded(
-                    lambda m=message: self._counted(m)  # type: ignore[misc]
+                    lambda m=message: self._in_statement(m)  # type: ignore[misc]
                 )
             # What a COPY that failed was still sent is passed over.
             answered = isinstance(message, pg.SimpleQuery | pg.SyncPipeline)
@@ -410,25 +410,26 @@ class PgConnection:
     # -- the simple protocol -----------------------------------------------------------------------
 
     async def _simple(self, text: str) -> None:
-        found = await work_on(len(text), lambda: split_statements(text, SqlDialect.POSTGRES))
+        found = await work_on(len(text), lambda: parse_statements(text, SqlDialect.POSTGRES))
         if not found:
             await self.wire.send(pg.EMPTY_QUERY_RESPONSE)
             return
         # PostgreSQL drops the unnamed statement here, and drivers rely on it.
         await self._forget_unnamed()
-        for number, (offset, each) in enumerate(found):
-            with counted_from(offset, text), self.opened.running(each):
+        for number, each in enumerate(found):
+            with self.opened.running(each.text):
                 await self._simple_one(each, begins=len(found) > 1 and number == 0)
 
-    async def _simple_one(self, text: str, *, begins: bool) -> None:
+    async def _simple_one(self, parsed: ParsedStatement, *, begins: bool) -> None:
         """Carry out one statement of a simple query; `begins`: several follow as one
         transaction."""
         self._begin_timeout()
+        text = parsed.text
         if begins and await self.catalog.answers(text):
             self._begin_implicit(None)
         if await self._answer_catalog(text, ()):
             return
-        statement = await work_on(len(text), lambda: self.session.parse(text))
+        statement = parsed.statement()
         if begins:
             self._begin_implicit(statement)
         if isinstance(statement, sql.CopyStatement):
@@ -500,7 +501,7 @@ class PgConnection:
 
     async def _audited_names(self) -> dict[str, TableSchema]:
         """Return the objects that a query may name, if that is written down."""
-        return await schemas_of(self.session.context) if self._audit.is_on else {}
+        return schemas_of(await self.session.context.catalog.known()) if self._audit.is_on else {}
 
     async def _copy(self, statement: sql.CopyStatement, text: str) -> None:
         session = self.session
@@ -516,8 +517,8 @@ class PgConnection:
 
     # -- the extended protocol ---------------------------------------------------------------------
 
-    async def _counted(self, message: pg.FrontendMessage) -> None:
-        """Carry out a message; positions of errors count in the text that Parse has sent."""
+    async def _in_statement(self, message: pg.FrontendMessage) -> None:
+        """Carry out a message, as a part of the statement that it names."""
         kept: KeptStatement | None = None
         match message:
             case pg.DescribePrepared():
@@ -525,14 +526,9 @@ class PgConnection:
             case pg.ExecutePortal(portal=name) | pg.DescribePortal(name=name):
                 portal = self._portals.get(name)
                 kept = None if portal is None else portal.kept
-        offset, whole = (0, "") if kept is None else (kept.offset, kept.whole)
         shown = "" if kept is None else kept.text
         zone = self._time_zone() if kept is None else kept.zone
-        with (
-            counted_from(offset, whole),
-            self.opened.running(shown),
-            self.session.context.written_in(zone),
-        ):
+        with self.opened.running(shown), self.session.context.written_in(zone):
             await self._extended(message)
 
     async def _extended(self, message: pg.FrontendMessage) -> None:
@@ -579,24 +575,22 @@ class PgConnection:
         if len(self._kept) >= KEPT_STATEMENTS_MAX:
             raise InvalidUsage(f"{KEPT_STATEMENTS_MAX} statements are prepared: close some")
         query = message.query
-        found = await work_on(len(query), lambda: split_statements(query, SqlDialect.POSTGRES))
+        found = await work_on(len(query), lambda: parse_statements(query, SqlDialect.POSTGRES))
         if len(found) > 1:
             raise SqlSyntaxError("cannot insert multiple commands into a prepared statement")
         kept = KeptStatement("", None, ())
         if found:
-            offset, text = found[0]
-            with counted_from(offset, message.query):
-                kept = await self._prepared(text, message.parameter_oids)
-            kept.whole, kept.offset = message.query, offset
+            kept = await self._prepared(found[0], message.parameter_oids)
         kept.zone = self._time_zone()
         self._kept[message.name] = kept
         await self.wire.send(pg.PARSE_COMPLETE)
 
-    async def _prepared(self, text: str, given: tuple[int, ...]) -> KeptStatement:
+    async def _prepared(self, parsed: ParsedStatement, given: tuple[int, ...]) -> KeptStatement:
         """Return a statement with the types of its parameters, of which the client gave some."""
+        text = parsed.text
         if await self.catalog.answers(text):
             return KeptStatement(text, None, self.catalog.parameter_oids(text, given))
-        return await prepare_statement(self.session, text, given)
+        return await prepare_statement(self.session, parsed, given)
 
     async def _bind(self, message: pg.BindPortal) -> None:
         kept = self._kept_named(message.statement)
@@ -688,7 +682,7 @@ class PgConnection:
         kept, values = portal.kept, portal.values
         if kept.point is not None and self._reads_latest():
             role = self.opened.role
-            rows = self._points.find(kept.point.selection, kept.point.key(values), role)
+            rows = self._at_hand.find(kept.point.selection, kept.point.key(values), role)
             if rows is not None:
                 portal.rights = self.session.context.read_rights()
                 portal.rights.note(await self._reads_of(kept.point.selection.name))
@@ -737,7 +731,7 @@ class PgConnection:
         # The unnamed portal that was there gives way, as it does to any Bind.
         await self._close_portal("")
         return await answer_point(
-            self.wire, self._points, kept, bound, self.opened.role, self._time_zone()
+            self.wire, self._at_hand, kept, bound, self.opened.role, self._time_zone()
         )
 
     async def _run_portal(self, portal: OpenPortal, rows_max: int) -> None:

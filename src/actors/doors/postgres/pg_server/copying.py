@@ -6,13 +6,13 @@ import pyarrow as pa
 
 from actors.doors.postgres.pg_server.connected_rows import while_connected
 from actors.doors.postgres.pg_server.wire import SEND_BYTES, PgWire
-from actors.doors.sql_session.placed_text import quoted
 from actors.doors.sql_session.reading import read_query
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.session import SqlSession
 from actors.doors.sql_session.subscribing import subscribe
 from actors.doors.sql_session.writing import named_columns, put_rows
 from actors.engine.sql import statements as sql
+from actors.engine.sql.tokens import quote_name
 from actors.model.pgwire import messages as pg
 from actors.model.pgwire.copy_options import CopyFormat, RowFormat
 from actors.model.pgwire.row_decoding import copy_decoder
@@ -24,8 +24,9 @@ BATCH_BYTES = 1 << 20
 
 
 def format_of(options: sql.CopyOptions) -> RowFormat:
-    """Return the row format that a statement's options name."""
-    return RowFormat(
+    """Return the row format that a statement's options name. Raises `InvalidUsage` for options that
+    do not fit each other."""
+    form = RowFormat(
         CopyFormat(options.format),
         options.delimiter.encode(),
         options.null.encode(),
@@ -34,6 +35,8 @@ def format_of(options: sql.CopyOptions) -> RowFormat:
         options.quote.encode(),
         options.escape.encode(),
     )
+    form.check()
+    return form
 
 
 async def copy_from_client(wire: PgWire, session: SqlSession, statement: sql.CopyStatement) -> int:
@@ -131,9 +134,9 @@ async def _source(session: SqlSession, statement: sql.CopyStatement) -> Statemen
     if query is None:
         assert statement.table is not None
         entry = await context.catalog.find_present(statement.table)
-        listed = ", ".join(map(quoted, statement.columns)) if statement.columns else "*"
-        text = f"SELECT {listed} FROM {quoted(entry.name)}"
-        query = sql.QueryStatement(position=0, query=sql.TextSpan(0, len(text), text, ()))
+        listed = ", ".join(map(quote_name, statement.columns)) if statement.columns else "*"
+        text = f"SELECT {listed} FROM {quote_name(entry.name)}"
+        query = sql.QueryStatement(position=0, query=sql.composed(context.dialect, text))
     async with context.typed(statement):
         if isinstance(query, sql.SubscribeStatement):
             return await subscribe(context, query, ())

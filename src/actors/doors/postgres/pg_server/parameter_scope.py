@@ -14,11 +14,13 @@ from typing import Any, Final, TypeAlias
 from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 
-from actors.engine.sql.reader import StatementReader, lex_text
-from actors.engine.sql.tokens import SqlDialect
+from actors.engine.sql.reader import StatementReader
+from actors.engine.sql.statements import TextSpan
+from actors.engine.sql.tokens import SqlDialect, lex_text
 from actors.engine.sql.type_names import read_type
 from actors.engine.sql.typed_places import CHAR, PLACE, PlaceRoles
-from actors.model.pgwire import type_map as pg
+from actors.model.pgwire import type_map
+from actors.model.pgwire import type_oids as pg
 from actors.model.plan.schema import TableSchema
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import SqlSyntaxError
@@ -49,14 +51,29 @@ _SUMS: Final[Mapping[int | None, int]] = {
 _COUNTS: Final = (exp.Limit, exp.Offset, exp.Fetch)
 
 
-def scoped_types(text: str, schemas: Mapping[str, TableSchema]) -> dict[int, int]:
-    """Return the types of parameters, by number, of those whose place tells one.
+def as_columns(span: TextSpan) -> str:
+    """Return a part of a statement with a column in the place of each parameter: sqlglot takes
+    ``$1,$2`` for the start of a quoted text."""
+    parts, at, text = [], span.start, span.lexed.text
+    for token in span.tokens:
+        if token.kind == "parameter":
+            parts += [text[at : token.start], f'"{_PARAMETER}{token.text[1:]}"']
+            at = token.end
+    return "".join([*parts, text[at : span.end]])
 
+
+def scoped_types(text: str, schemas: Mapping[str, TableSchema]) -> dict[int, int]:
+    """Return the types of parameters, by number, of those whose place tells one; `text` has them
+    `as_columns`.
+
+    >>> from actors.engine.sql.statements import composed
     >>> from actors.model.plan.schema import TableColumn
     >>> table = TableSchema((TableColumn("code", "int"),))
-    >>> scoped_types("WITH q AS (SELECT 'a' AS code) SELECT 1 FROM q WHERE code = $1", {"t": table})
+    >>> def found(text):
+    ...     return scoped_types(as_columns(composed(SqlDialect.POSTGRES, text)), {"t": table})
+    >>> found("WITH q AS (SELECT 'a' AS code) SELECT 1 FROM q WHERE code = $1")
     {1: 25}
-    >>> scoped_types("SELECT 1 FROM t WHERE code = $1", {"t": table})
+    >>> found("SELECT 1 FROM t WHERE code = $1")
     {1: 23}
     """
     # Drivers send the same short texts again and again; long ones are not worth the memory.
@@ -109,14 +126,8 @@ def named_relations(text: str) -> list[str]:
 
 
 def _tree(text: str) -> Any:
-    parts, at = [], 0
-    # sqlglot takes ``$1,$2`` for the start of a quoted text. So each parameter becomes a column.
-    for token in lex_text(text, SqlDialect.POSTGRES).tokens:
-        if token.kind == "parameter":
-            parts += [text[at : token.start], f'"{_PARAMETER}{token.text[1:]}"']
-            at = token.end
     try:
-        return parse_one("".join([*parts, text[at:]]), dialect="postgres")
+        return parse_one(text, dialect="postgres")
     # The last ones are sqlglot's own, for texts of another grammar.
     except (SqlglotError, RecursionError, AttributeError, LookupError, TypeError, ValueError):
         return None
@@ -126,7 +137,7 @@ _kept_tree = lru_cache(maxsize=256)(_tree)
 
 
 def _oid(spark: str) -> int:
-    return pg.pg_type_of_spark(spark).oid
+    return type_map.pg_type_of_spark(spark).oid
 
 
 class _Scope:

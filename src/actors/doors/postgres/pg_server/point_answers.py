@@ -10,11 +10,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from actors.control.controller.reads.point_reads import PointReads
+from actors.control.controller.reads.rows_at_hand import RowsAtHand
 from actors.doors.postgres.pg_server.statements import KeptStatement, describe_fields
 from actors.doors.postgres.pg_server.wire import PgWire
 from actors.model.pgwire import messages as pg
-from actors.model.pgwire.few_rows import encode_few
 from actors.model.pgwire.parameters import parse_parameters
 from actors.model.pgwire.row_encoding import RowEncoder
 from actors.runtime.errors import PenstockError
@@ -29,7 +28,7 @@ _BEHIND: Final[list[pg.FrontendMessage]] = [
 
 async def answer_point(
     wire: PgWire,
-    points: PointReads,
+    at_hand: RowsAtHand,
     kept: KeptStatement,
     bound: pg.BindPortal,
     role: str | None,
@@ -39,7 +38,7 @@ async def answer_point(
 
     Args:
         wire: The connection.
-        points: Reads the rows.
+        at_hand: Reads the rows.
         kept: The prepared statement, whose `point` is set.
         bound: The Bind.
         role: The session's.
@@ -59,11 +58,11 @@ async def answer_point(
         return False
     try:
         values = parse_parameters(bound, kept.parameter_oids, time_zone)
-        found = points.find(point.selection, point.key(values), role)
+        found = at_hand.find(point.selection, point.key(values), role)
         if found is None:
             return False
         codes = pg.expand_formats(bound.result_formats, found.num_columns, "columns")
-        rows = _encoded(found, codes, time_zone)
+        rows = RowEncoder(codes, time_zone).encode(found).data
     # The usual way meets the same error, and tells it at the right message.
     except PenstockError:
         return False
@@ -75,14 +74,6 @@ async def answer_point(
     await wire.send(b"".join([*answer, rows, tag, pg.encode_ready(b"I")]))
     await wire.flush()
     return True
-
-
-def _encoded(found: pa.RecordBatch, codes: tuple[int, ...], time_zone: str) -> bytes:
-    rows = encode_few(found, codes)
-    if rows is None:
-        encoded = RowEncoder(codes, time_zone).encode(found)
-        rows = bytes(encoded.rows(0, len(encoded)))
-    return rows
 
 
 def _header(kept: KeptStatement, found: pa.RecordBatch, codes: tuple[int, ...]) -> bytes:

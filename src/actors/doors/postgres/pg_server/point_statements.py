@@ -7,20 +7,21 @@ with which parameter. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from actors.control.controller.reads.point_reads import PointSelection
+from actors.control.controller.reads.rows_at_hand import PointSelection
+from actors.doors.sql_session.error_places import places_in
 from actors.doors.sql_session.typed_texts import typed_literal
 from actors.engine.sql.dialects import to_spark
 from actors.engine.sql.statements import QueryStatement
 from actors.engine.sql.type_names import WrittenType
-from actors.engine.views.simple import simple_read
+from actors.engine.views.read_choice import choose_query
 from actors.model.pgwire.parameters import spark_literal
 from actors.model.pgwire.sqlstate import InvalidClientData
-from actors.model.pgwire.type_map import INT2, INT4, INT8, TEXT, VARCHAR
+from actors.model.pgwire.type_oids import INT2, INT4, INT8, TEXT, VARCHAR
 from actors.model.plan.schema import TableSchema
 from actors.model.plan.updates import from_ipc
 
@@ -56,6 +57,7 @@ def find_point(
     statement: QueryStatement,
     oids: Sequence[int],
     schemas: Mapping[str, TableSchema],
+    conf: Iterable[str] = (),
 ) -> PointStatement | None:
     """Return a statement as a query of one key; None if it is none.
 
@@ -64,6 +66,7 @@ def find_point(
         statement: The same, parsed.
         oids: Types of its parameters.
         schemas: Columns of the objects that have contents, by name.
+        conf: Names of the settings of Spark that hold for it.
     """
     if statement.as_of is not None or statement.pins or len(oids) > _PARAMETERS_MAX:
         return None
@@ -73,10 +76,11 @@ def find_point(
         return None
     literals = [spark_literal(each, oid) for each, oid in zip(examples, oids, strict=True)]
     try:
-        query = to_spark(statement.query.text, literals, read_typed=_typed).text
+        with places_in(statement.query):
+            query = to_spark(statement.query.alone(), literals, read_typed=_typed).text
     except InvalidClientData:
         return None  # what is cast to a uuid is another text afterwards, or a time of some zone
-    read = simple_read(query, schemas)
+    read = choose_query(query, schemas, conf).read
     if read is None or read.finishing is not None or not read.filter:
         return None
     key, values, parameters = [], [], []

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 from actors.doors.postgres.pg_server.point_statements import find_point
 from actors.doors.postgres.pg_server.statements import KeptStatement, infer_parameters, relations_of
-from actors.doors.sql_session.context import READABLE_KINDS, SessionContext
+from actors.doors.sql_session.context import READABLE_KINDS, schemas_of
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.session import SqlSession
 from actors.engine.sql import statements as sql
-from actors.model.plan.schema import TableSchema
+from actors.engine.sql.grammar import ParsedStatement
 
 
 async def prepare_statement(
-    session: SqlSession, text: str, given: tuple[int, ...]
+    session: SqlSession, parsed: ParsedStatement, given: tuple[int, ...]
 ) -> KeptStatement:
     """Return a statement with the types of its parameters, of which the client gave some.
 
@@ -22,26 +20,16 @@ async def prepare_statement(
         SqlSyntaxError: The text is no statement.
         UnknownObject: It reads or changes what is not there.
     """
-    size, context = len(text), session.context
-    statement = await work_on(size, lambda: session.parse(text))
+    text, span, context = parsed.text, parsed.span, session.context
+    size, statement = len(text), parsed.statement()
     if not session.failed:
-        for name in await work_on(size, lambda: relations_of(text, statement)):
+        for name in await work_on(size, lambda: relations_of(span, statement)):
             await context.catalog.find((name,))
     # Without a parameter nothing is inferred, so the catalog is not asked.
-    schemas = await schemas_of(context) if "$" in text else {}
-    oids = await work_on(size, lambda: infer_parameters(text, statement, given, schemas))
+    schemas = schemas_of(await context.catalog.known()) if "$" in text else {}
+    oids = await work_on(size, lambda: infer_parameters(span, statement, given, schemas))
     point = None
     if isinstance(statement, sql.QueryStatement) and schemas:
-        point = find_point(text, statement, oids, await schemas_of(context, READABLE_KINDS))
+        readable = schemas_of(await context.catalog.known(), READABLE_KINDS)
+        point = find_point(text, statement, oids, readable, context.settings.spark_conf)
     return KeptStatement(text, statement, oids, point=point)
-
-
-async def schemas_of(
-    context: SessionContext, kinds: Container[str] | None = None
-) -> dict[str, TableSchema]:
-    """Return the columns of all objects, or of those of some kinds, by name."""
-    return {
-        each.name: each.schema
-        for each in await context.catalog.known()
-        if each.schema is not None and (kinds is None or each.kind in kinds)
-    }

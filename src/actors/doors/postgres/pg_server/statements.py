@@ -13,24 +13,21 @@ import msgspec
 import pyarrow as pa
 
 from actors.control.access.open_sessions import ReadRights
-from actors.doors.postgres.pg_server.parameter_scope import named_relations, scoped_types
+from actors.doors.postgres.pg_server.parameter_scope import (
+    as_columns,
+    named_relations,
+    scoped_types,
+)
 from actors.doors.postgres.pg_server.point_statements import PointStatement
 from actors.engine.sql import statements as sql
-from actors.engine.sql.reader import LexedText, StatementReader, lex_text
-from actors.engine.sql.statements import InsertStatement, SqlStatement
-from actors.engine.sql.tokens import SqlDialect, lex_sql
+from actors.engine.sql.reader import StatementReader
+from actors.engine.sql.statements import InsertStatement, SqlStatement, TextSpan
+from actors.engine.sql.tokens import LexedText
 from actors.engine.sql.type_names import read_type
 from actors.model.pgwire.messages import BindPortal, FieldDescription, expand_formats
 from actors.model.pgwire.row_encoding import EncodedRows
-from actors.model.pgwire.type_map import (
-    INT8,
-    INTERVAL,
-    TEXT,
-    UNKNOWN,
-    pg_type,
-    pg_type_of_spark,
-    sized,
-)
+from actors.model.pgwire.type_map import pg_type, pg_type_of_spark
+from actors.model.pgwire.type_oids import INT8, INTERVAL, TEXT, UNKNOWN, sized
 from actors.model.pgwire.value_parsing import ParameterValue
 from actors.model.plan.schema import TableSchema
 from actors.model.protocol.relations import fold
@@ -42,17 +39,10 @@ _COUNTS: Final = frozenset({"LIMIT", "OFFSET", "FETCH"})
 _ROWS: Final = (
     sql.QueryStatement,
     sql.SubscribeStatement,
-    sql.ShowObjectsStatement,
-    sql.ShowColumnsStatement,
-    sql.ShowCreateStatement,
-    sql.ShowSettingStatement,
-    sql.DescribeStatement,
-    sql.ExplainStatement,
+    sql.ShowingStatement,
     sql.FetchCursorStatement,
     sql.ExecutePreparedStatement,
     sql.CreateTokenStatement,
-    sql.ShowRolesStatement,
-    sql.ShowGrantsStatement,
 )
 _CHANGES: Final = (
     sql.InsertStatement,
@@ -85,10 +75,6 @@ class KeptStatement(msgspec.Struct):
     parameter_oids: tuple[int, ...]
     zone: str = "UTC"
     """Time zone of times in the text: the session's when it was parsed."""
-    whole: str = ""
-    """The text as it was sent, in which the positions of errors count."""
-    offset: int = 0
-    """Offset of `text` in it."""
     described: bool = False
     fields: tuple[FieldDescription, ...] | None = None
     """Columns of the result, in text, once `described`; None: it has no rows."""
@@ -136,24 +122,19 @@ def describe_fields(
     those of the Arrow types are not meant. Raises `RemoteProtocolError` for a wrong number of
     formats."""
     codes = expand_formats(formats, len(shape), "columns")
-    found = []
-    for place, (field, code) in enumerate(zip(shape, codes, strict=True)):
-        kind = pg_type(field.type) if oids is None else sized(oids[place])
-        found.append(FieldDescription(field.name, kind.oid, kind.size, kind.modifier, code))
-    return tuple(found)
+    kinds = [pg_type(field.type) for field in shape] if oids is None else map(sized, oids)
+    fields = zip(shape.names, kinds, codes, strict=True)
+    return tuple(FieldDescription(*each) for each in fields)
 
 
-def count_parameters(text: str) -> int:
+def count_parameters(span: TextSpan) -> int:
     """Return the greatest number of a parameter in a text. Raises `InvalidUsage` for too many.
 
-    >>> count_parameters("SELECT $2, '$9', $1")
+    >>> from actors.engine.sql.tokens import SqlDialect
+    >>> count_parameters(sql.composed(SqlDialect.POSTGRES, "SELECT $2, '$9', $1"))
     2
     """
-    numbers = [
-        int(token.text[1:12])
-        for token in lex_sql(text, SqlDialect.POSTGRES)
-        if token.kind == "parameter"
-    ]
+    numbers = [int(token.text[1:12]) for token in span.tokens if token.kind == "parameter"]
     most = max(numbers, default=0)
     if most > PARAMETERS_MAX:
         raise InvalidUsage(f"there is no parameter ${most}: at most {PARAMETERS_MAX}")
@@ -161,7 +142,7 @@ def count_parameters(text: str) -> int:
 
 
 def infer_parameters(
-    text: str,
+    span: TextSpan,
     statement: SqlStatement | None,
     given: Sequence[int],
     schemas: Mapping[str, TableSchema],
@@ -169,16 +150,16 @@ def infer_parameters(
     """Return the type of each parameter of a statement, by OID.
 
     Args:
-        text: The statement in PostgreSQL's dialect.
+        span: The statement in PostgreSQL's dialect.
         statement: The same, parsed.
         given: The types that the client named, from the first parameter on; 0 for none.
         schemas: The objects that the text may name, by name.
     """
-    count = max(count_parameters(text), len(given))
+    count = max(count_parameters(span), len(given))
     # Columns of an INSERT are sure, and so are casts: what the scope tells is laid below them.
-    found = _by_casts(text)
+    found = _by_casts(span)
     if isinstance(statement, (sql.QueryStatement, sql.SubscribeStatement, *_CHANGES)) and count:
-        found = scoped_types(_queried(text, statement), schemas) | found
+        found = scoped_types(_queried(span, statement), schemas) | found
     if isinstance(statement, InsertStatement):
         found |= _by_columns(statement, schemas)
     oids = []
@@ -188,33 +169,35 @@ def infer_parameters(
     return tuple(oids)
 
 
-def relations_of(text: str, statement: SqlStatement) -> list[str]:
+def relations_of(span: TextSpan, statement: SqlStatement) -> list[str]:
     """Return the names of the relations that must be there when a statement is parsed; PostgreSQL
     looks for those of others when they are carried out."""
     if not isinstance(statement, (sql.QueryStatement, *_CHANGES)):
         return []
-    return named_relations(_queried(text, statement))
+    return named_relations(_queried(span, statement))
 
 
-def _queried(text: str, statement: SqlStatement | None) -> str:
+def _queried(span: TextSpan, statement: SqlStatement | None) -> str:
     """Return the part of a text that says how its parameters are used, in plain SQL."""
     match statement:
-        case sql.QueryStatement() | sql.SubscribeStatement() if statement.query is not None:
-            return statement.query.text
+        case sql.QueryStatement(query=query) | sql.SubscribeStatement(query=query) if query:
+            return as_columns(query)
         case InsertStatement(rows=tuple() as rows) if len(rows) > 1:
             # Each row is like the first one, and `_by_columns` has the types of all.
-            return text[: rows[0][-1].end] + text[rows[-1][-1].end :]
-    return text
+            begin = TextSpan(span.lexed, span.first, rows[0][-1].last)
+            return as_columns(begin) + as_columns(
+                TextSpan(span.lexed, rows[-1][-1].last, span.last)
+            )
+    return as_columns(span)
 
 
-def _by_casts(text: str) -> dict[int, int]:
+def _by_casts(span: TextSpan) -> dict[int, int]:
     """Return types of parameters that are cast, or that count rows."""
-    lexed = lex_text(text, SqlDialect.POSTGRES)
     found: dict[int, int] = {}
     before = ""
-    for place, token in enumerate(lexed.tokens):
+    for place, token in enumerate(span.tokens, span.first):
         if token.kind == "parameter":
-            oid = _cast(lexed, place) or (INT8 if before in _COUNTS else 0)
+            oid = _cast(span.lexed, place) or (INT8 if before in _COUNTS else 0)
             if oid:
                 found.setdefault(int(token.text[1:12]), oid)
         before = token.word
@@ -244,7 +227,7 @@ def _by_columns(statement: InsertStatement, schemas: Mapping[str, TableSchema]) 
     found = {}
     for row in statement.rows:
         for name, span in zip(names, row, strict=False):
-            value = span.text.strip()
-            if value.startswith("$") and value[1:].isdecimal() and name in types:
-                found[int(value[1:])] = pg_type_of_spark(types[name]).oid
+            (value, *more) = span.tokens
+            if value.kind == "parameter" and not more and name in types:
+                found[int(value.text[1:])] = pg_type_of_spark(types[name]).oid
     return found

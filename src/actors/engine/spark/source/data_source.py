@@ -1,4 +1,4 @@
-"""The data source as Spark's Python API wants it."""
+"""The data source as Spark's Python API wants it: batch reads, and changes as a stream."""
 
 from __future__ import annotations
 
@@ -22,14 +22,7 @@ from pyspark.sql.types import StructType
 
 from actors.durable.persist.handed import consumer_hold
 from actors.durable.persist.shard import ShardState
-from actors.engine.spark.source.options import (
-    CHANGE_COLUMNS,
-    NEWEST,
-    SNAPSHOT,
-    ColumnCheck,
-    checks_of,
-    read_options,
-)
+from actors.engine.spark.source.options import CHANGE_COLUMNS, NEWEST, SNAPSHOT, read_options
 from actors.engine.spark.source.planning import (
     LoadedFrame,
     OpenedPlace,
@@ -38,27 +31,17 @@ from actors.engine.spark.source.planning import (
     open_stores,
     plan,
 )
+from actors.engine.spark.source.pushed_filters import ColumnCheck, checks_of
 from actors.engine.spark.source.reading import ShardPartition, read
 from actors.engine.spark.source.rows import ReadWindow
 from actors.engine.spark.spark_releases import installed_version, shape_options, stream_limits
-from actors.model.plan.schema import TableSchema
+from actors.model.plan.schema import TableSchema, quote
 from actors.runtime.errors import InvalidUsage, PenstockError, ReadBelowSince
 from actors.runtime.kernel import SystemClock
 from actors.runtime.progress import EMPTY, Frontier, Time
 from actors.runtime.settings import load as load_settings
 
-# -- Changes as a stream: ``spark.readStream.format("penstock").option("changes", "true")`` --------
-# An offset is a frontier: ``{"time": t}`` says that all changes below `t` were read. A batch from
-# `s` to `e` holds the changes with ``s <= time < e``, exactly and every time it is asked for, as
-# long as the since is no later than `s`; so Spark's checkpoints make it exactly once. The first
-# batch of a stream that begins with a snapshot has ``{"time": s, "snapshot": true}`` as its start:
-# all rows at `s`, as changes at `s`, and the changes after it.
-#
-# The since is kept by a durable hold of the `consumer`, moved when Spark commits; without one, by a
-# lease that is renewed whenever Spark asks for the newest offset, and that ends with the stream. If
-# the since has passed the offset all the same, the read raises `ReadBelowSince`: no change is left
-# out silently.
-
+# -- changes as a stream ---------------------------------------------------------------------------
 
 _SHAPE: Final = shape_options()
 _LIMITS: Final[Any] = stream_limits()
@@ -66,8 +49,20 @@ _AvailableNow: Any = _LIMITS.SupportsTriggerAvailableNow
 
 
 class ChangesReader(DataSourceStreamReader, _AvailableNow):  # type: ignore[misc]
-    """Reads the changes of one stream. Spark keeps one for its whole life, and sends copies of it
-    to tasks."""
+    """Reads the changes of one stream: ``readStream.format("penstock").option("changes", "true")``.
+    Spark keeps one reader for its whole life, and sends copies of it to tasks.
+
+    An offset is a frontier: ``{"time": t}`` says that all changes below `t` were read. A batch from
+    `s` to `e` holds the changes with ``s <= time < e``, exactly and every time it is asked for, as
+    long as the since is no later than `s`; so Spark's checkpoints make it exactly once. The first
+    batch of a stream that begins with a snapshot has ``{"time": s, "snapshot": true}`` as its
+    start: all rows at `s`, as changes at `s`, and the changes after it.
+
+    The since is kept by a durable hold of the `consumer`, moved when Spark commits; without one, by
+    a lease that is renewed whenever Spark asks for the newest offset, and that ends with the
+    stream. If the since has passed the offset all the same, the read raises `ReadBelowSince`: no
+    change is left out silently.
+    """
 
     def __init__(self, loaded: LoadedFrame, shape: pa.Schema) -> None:
         self._loaded = loaded
@@ -259,6 +254,8 @@ def _limited(state: ShardState, begin: Time, upper: Frontier, rows_max: int) -> 
     return upper
 
 
+# -- batch reads -----------------------------------------------------------------------------------
+
 _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 _PADDED: Final = re.compile(r"\b(?:var)?char\s*\(\s*\d+\s*\)")
 
@@ -332,7 +329,7 @@ class PenstockDataSource(DataSource):  # type: ignore[misc]
 def ddl(schema: TableSchema) -> str:
     """Return the columns as Spark's DDL; padded and bounded text is plain text to a reader."""
     return ", ".join(
-        f"`{column.name.replace('`', '``')}` {_PADDED.sub('string', column.type)}"
+        f"{quote(column.name)} {_PADDED.sub('string', column.type)}"
         + ("" if column.nullable else " not null")
         for column in schema.columns
     )

@@ -17,23 +17,26 @@ import msgspec
 import pyarrow as pa
 
 from actors.durable.persist.attach import open_blobs, open_documents, suggest_names
+from actors.durable.persist.catalog_objects import CATALOG, objects_of, shard_of
 from actors.durable.persist.filtering import PartFilter, PartVerdict
 from actors.durable.persist.handed import HandedLeases, SplitLease
 from actors.durable.persist.location import BlobStore, ConsensusStore
 from actors.durable.persist.shard import BatchPart, ShardState, shard_key
-from actors.durable.persist.verifying import CATALOG, objects_of, shard_of
-from actors.engine.spark.source.options import ColumnCheck, ReadOptions, conditions_of
-from actors.engine.spark.source.rows import (
+from actors.engine.spark.source.options import ReadOptions
+from actors.engine.spark.source.pushed_filters import ColumnCheck, conditions_of
+from actors.engine.spark.source.read_tasks import (
     ReadTask,
-    ReadWindow,
-    SchemaHistory,
     SuspectHashes,
     direct,
     divide_tasks,
+    summing,
+)
+from actors.engine.spark.source.rows import (
+    ReadWindow,
+    SchemaHistory,
     errors_of,
     negative_hashes,
     refuse_errors,
-    summing,
     updates_of,
 )
 from actors.model.plan.schema import TableSchema

@@ -17,9 +17,8 @@ from pyspark.sql.datasource import InputPartition
 from actors.durable.persist.attach import open_blobs
 from actors.durable.persist.shard import BatchPart
 from actors.engine.spark.source.planning import PlannedRead, open_stores, read_part
+from actors.engine.spark.source.read_tasks import ReadTask, SuspectHashes
 from actors.engine.spark.source.rows import (
-    ReadTask,
-    SuspectHashes,
     UpdateSum,
     batches,
     drop_suspects,

@@ -3,8 +3,6 @@ SELECT db.oid,db.* FROM pg_catalog.pg_database db WHERE datallowconn AND NOT dat
 --$ ["postgres"]
 --# dbeaver: context
 SELECT current_schema(),session_user
---# dbeaver: search path
-SHOW search_path
 --# dbeaver: schemas
 SELECT n.oid,n.*,d.description FROM pg_catalog.pg_namespace n
 LEFT OUTER JOIN pg_catalog.pg_description d ON d.objoid=n.oid AND d.objsubid=0 AND d.classoid='pg_namespace'::regclass

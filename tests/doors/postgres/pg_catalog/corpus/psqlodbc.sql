@@ -74,8 +74,6 @@ select	'postgres'::name as "PKTABLE_CAT",
   on cn.conrelid = ref.confrelid
   and cn.contype = 'p')
   order by ref.oid, ref.i
---# psqlodbc: SQLForeignKeys (2)
-show max_identifier_length
 --# psqlodbc: SQLForeignKeys (3)
 select n.nspname, c.relname, a.attname, a.atttypid, t.typname, a.attnum, a.attlen, a.atttypmod, a.attnotnull, c.relhasrules, c.relkind, c.oid, pg_get_expr(d.adbin, d.adrelid), case t.typtype when 'd' then t.typbasetype else 0 end, t.typtypmod, 0, attidentity, c.relhassubclass from (((pg_catalog.pg_class c inner join pg_catalog.pg_namespace n on n.oid = c.relnamespace and c.oid = 2615) inner join pg_catalog.pg_attribute a on (not a.attisdropped) and a.attnum > 0 and a.attrelid = c.oid) inner join pg_catalog.pg_type t on t.oid = a.atttypid) left outer join pg_attrdef d on a.atthasdef and d.adrelid = a.attrelid and d.adnum = a.attnum order by n.nspname, c.relname, attnum
 --# psqlodbc: SQLForeignKeys (4)

@@ -5,10 +5,6 @@ FROM pg_type t JOIN pg_namespace ns
 WHERE typname = 'hstore'
 --# sqlalchemy: connect (2)
 select pg_catalog.version()
---# sqlalchemy: connect (3)
-show transaction isolation level
---# sqlalchemy: connect (4)
-show standard_conforming_strings
 --# sqlalchemy: get_table_names
 SELECT pg_catalog.pg_class.relname 
 FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_catalog.pg_namespace.oid = pg_catalog.pg_class.relnamespace 

@@ -1,0 +1,84 @@
+"""Requests that go on after the turn in which they came: reads, queries, subscribes and copies.
+
+Each kind keeps its open requests by session and number. All end alike: when their client cancels or
+disconnects, when it loses a right, or when the object is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from actors.control.controller.catalog.catalog import CatalogObject
+from actors.control.controller.roles.revocation import HeldRights, RunningRequest
+from actors.control.controller.tables.groups import TableTarget
+from actors.runtime.errors import OperationCanceled, PenstockError, UnknownObject
+from actors.runtime.kernel import ActorAddress
+
+R = TypeVar("R", bound="_Request")
+
+
+class _Request(Protocol):
+    @property
+    def session(self) -> ActorAddress[Any]: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def rights(self) -> HeldRights: ...
+    @property
+    def entry(self) -> CatalogObject | TableTarget | None:
+        # The object whose drop ends the request.
+        ...
+
+
+class OpenRequests(Generic[R]):
+    """All open requests of one kind."""
+
+    canceled_text: ClassVar[str] = "canceled on request"
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], R] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def _opened(self, made: R) -> None:
+        self._open[made.session.path, made.number] = made
+
+    def _closed(self, made: R) -> None:
+        del self._open[made.session.path, made.number]
+
+    def _end(self, made: R, error: PenstockError | None) -> None:
+        """End a request, with an error if its client is to be told one."""
+        raise NotImplementedError
+
+    def running(self) -> Iterator[RunningRequest]:
+        """Yield all requests with the rights that they need."""
+        for (session, number), made in self._open.items():
+            yield RunningRequest(session, number, made.rights)
+
+    def by_session(self) -> Counter[str]:
+        """Return the number of requests of each session."""
+        return Counter(path for path, _ in self._open)
+
+    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
+        """End a request with an error (None: its client has asked for it). Return False if there is
+        none of that number."""
+        made = self._open.get((session, request))
+        if made is not None:
+            self._end(made, error or OperationCanceled(self.canceled_text))
+        return made is not None
+
+    def session_closed(self, session: str) -> None:
+        """End the requests of a closed session."""
+        # Over a list: those that end leave the table.
+        for made in list(self._open.values()):
+            if made.session.path == session:
+                self._end(made, None)
+
+    def dropped(self, entry: CatalogObject) -> None:
+        """End the requests whose object was dropped."""
+        for made in list(self._open.values()):
+            if made.entry is not None and made.entry.id == entry.id:
+                self._end(made, UnknownObject(f"{entry.kind} {entry.name} was dropped"))

@@ -1,0 +1,106 @@
+"""A cache of decoded parts: concurrent readers of one part share one read and one decoding.
+
+All dataflows of one source want the same part at about the same time, and a view on a view wants
+what was just written. The first reader reads the part, concurrent ones wait for it; written parts
+are cached at once.
+
+Invariants: the cached tables take at most `bytes_max` bytes, their overhead included; the least
+recently used are evicted first. A part never changes, so no entry is ever stale.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+
+import anyio
+import pyarrow as pa
+
+from actors.durable.persist.shard import BatchPart
+from actors.runtime.threshold_probes import DECODED_EVICTION, DECODED_ROOM
+
+LARGEST_SHARE: Final = 8
+TABLE_BYTES: Final = 1024
+CHUNK_BYTES: Final = 256
+"""Approximate overhead of a table, and of a chunk of a column, beside the values: measured."""
+
+Key: TypeAlias = str | bytes
+
+
+class DecodedParts:
+    """Decoded parts, bounded by bytes."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._tables: OrderedDict[Key, tuple[pa.Table, int]] = OrderedDict()
+        self._reading: dict[Key, anyio.Event] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that the cached tables take."""
+        return self._bytes
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows of all tables that are kept."""
+        return sum(table.num_rows for table, _ in self._tables.values())
+
+    async def get(self, part: BatchPart, read: Callable[[], Awaitable[pa.Table]]) -> pa.Table:
+        """Return the part's updates: cached, awaited, or read. Raises what `read` raises."""
+        key = _key(part)
+        while True:
+            found = self._tables.get(key)
+            if found is not None:
+                self._tables.move_to_end(key)
+                return found[0]
+            reading = self._reading.get(key)
+            if reading is None:
+                break
+            await reading.wait()
+            if key not in self._tables:
+                # The other reader failed, was cancelled, or the table is too large to keep. An
+                # error goes to its own caller only.
+                return await read()
+        event = self._reading[key] = anyio.Event()
+        try:
+            table = await read()
+            self.put(part, table)
+            return table
+        finally:
+            del self._reading[key]
+            event.set()
+
+    def put(self, part: BatchPart, table: pa.Table) -> None:
+        """Cache a part's updates. `table` must not be a slice of a larger one."""
+        key = _key(part)
+        size = held_bytes(key, table)
+        if key in self._tables:
+            return
+        # One large table would evict all small ones.
+        if DECODED_ROOM.crossed(size > self._bytes_max // LARGEST_SHARE):
+            return
+        self._tables[key] = table, size
+        self._bytes += size
+        while DECODED_EVICTION.crossed(self._bytes > self._bytes_max):
+            _, (_, gone) = self._tables.popitem(last=False)
+            self._bytes -= gone
+
+    def drop(self, key: Key) -> None:
+        """Evict a deleted part."""
+        gone = self._tables.pop(key, None)
+        if gone is not None:
+            self._bytes -= gone[1]
+
+
+def held_bytes(key: Key, table: pa.Table) -> int:
+    """Return about the memory that a cached table takes: its buffers, whole."""
+    chunks = len(table.to_batches()) * table.num_columns
+    inline = len(key) if isinstance(key, bytes) else 0
+    return int(table.get_total_buffer_size() + TABLE_BYTES + CHUNK_BYTES * chunks + inline)
+
+
+def _key(part: BatchPart) -> Key:
+    """Return the part's key, or the bytes of an inline part."""
+    return part.key if part.inline is None else part.inline

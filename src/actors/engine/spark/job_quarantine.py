@@ -1,0 +1,89 @@
+"""Jobs that ended the engine, which are not run again for a while.
+
+A job is known by its content: the same rows and the same texts, whoever asks. So half of a step
+that was too large is another job. After the pause the job is run once more, alone; each kill
+doubles the pause, and one good run ends it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+
+from actors.model.plan.jobs import Job, PreparePlan, RehearseSteps, RunStep
+from actors.runtime.errors import JobTooLarge
+from actors.runtime.settings import Settings
+
+KILLERS_MAX: Final = 256
+
+
+class _Killer(msgspec.Struct):
+    text: str
+    kills: int
+    until_ms: float
+
+
+class JobQuarantine:
+    """The jobs that are known to end the engine, and the dataflows that they were for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._killers: OrderedDict[bytes, _Killer] = OrderedDict()
+        self._dataflows: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._killers)
+
+    def find_refusal(self, job: Job, now_ms: float) -> JobTooLarge | None:
+        """Return the error of a job that must not be run yet; None if it may run."""
+        killer = self._killers.get(_content_of(job)) if self._killers else None
+        if killer is None or now_ms >= killer.until_ms:
+            return None
+        seconds = math.ceil((killer.until_ms - now_ms) / 1000)
+        return JobTooLarge(f"{killer.text}; it is not run again for {seconds} s")
+
+    def is_suspect(self, job: Job) -> bool:
+        """Return whether a job must run alone and is given up at its first kill: it, or another
+        of its dataflow, has ended the engine before."""
+        if not self._killers:
+            return False
+        return _dataflow_of(job) in self._dataflows or _content_of(job) in self._killers
+
+    def convict(self, job: Job, text: str, now_ms: float) -> JobTooLarge:
+        """Record that a job ended the engine, and return the error that tells of it."""
+        content = _content_of(job)
+        # Put in anew, at the end: the bound drops the jobs that killed least lately.
+        before = self._killers.pop(content, None)
+        kills = 1 if before is None else before.kills + 1
+        until_ms = now_ms + self._settings.engine_killer_retry_ms(kills)
+        self._killers[content] = _Killer(text, kills, until_ms)
+        while len(self._killers) > KILLERS_MAX:
+            self._killers.popitem(last=False)
+        if dataflow := _dataflow_of(job):
+            # The dataflow's next job has another content and may end the engine as well.
+            self._dataflows.add(dataflow)
+        return JobTooLarge(text)
+
+    def acquit(self, job: Job) -> None:
+        """Record that a job ran to its end."""
+        if self._killers:
+            self._killers.pop(_content_of(job), None)
+            self._dataflows.discard(_dataflow_of(job))
+
+    def forget(self, dataflow: str) -> None:
+        """Forget a dataflow that is gone."""
+        self._dataflows.discard(dataflow)
+
+
+def _dataflow_of(job: Job) -> str:
+    return job.dataflow if isinstance(job, RunStep | PreparePlan | RehearseSteps) else ""
+
+
+def _content_of(job: Job) -> bytes:
+    """Return a digest of a job without its id."""
+    bare = msgspec.structs.replace(job, job_id="")
+    return hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=16).digest()
