@@ -1,4 +1,4 @@
-# Penstock's image: `docker build -t penstock .`; docs/deployment.md says how to run it.
+# Penstock's image: `docker build -t penstock .`; docs/guides/deployment.md says how to run it.
 #
 # Packages are those of requirements/, pinned with hashes, installed as `make setup` does. Java is
 # Debian's. The service runs as a user without rights, and writes below /var/lib/penstock and /tmp.

@@ -64,13 +64,13 @@ modes: setup
 bench: setup $(VENV)/.bench $(VENV)/.dev pathway ## steps, catching up, hydration, TPC-H and more, each beside its peer (over an hour)
 	@$(BIN)/python bench/run_all.py $(ARGS)
 
-thresholds: setup $(VENV)/.dev ## writes into docs/testing.md how often the last run with --whole took each side of each threshold
-	@$(BIN)/python -m tests.kit.threshold_counts docs/testing.md
+thresholds: setup $(VENV)/.dev ## writes into docs/internals/testing.md how often the last run with --whole took each side of each threshold
+	@$(BIN)/python -m tests.kit.threshold_counts docs/internals/testing.md
 
-compatibility: setup $(VENV)/.dev ## writes docs/compatibility.md from what the last tests of clients saw
+compatibility: setup $(VENV)/.dev ## writes docs/reference/compatibility.md from what the last tests of clients saw
 	@$(BIN)/python tests/doors/clients/compatibility_page.py
 
-matrix: setup $(VENV)/.dev $(RELEASES:%=$(SPARKS)/%/.made) ## plans, tests and view scripts by each release of Spark; writes docs/spark-releases.md (an hour or two)
+matrix: setup $(VENV)/.dev $(RELEASES:%=$(SPARKS)/%/.made) ## plans, tests and view scripts by each release of Spark; writes docs/reference/spark-releases.md (an hour or two)
 	@$(BIN)/python tests/proof/spark_matrix.py --environments $(SPARKS) --write $(ARGS)
 
 proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuzzers, simulations, kill -9, a bad network, no client, a soak (hours)
@@ -82,7 +82,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/view_scaling.py tests/scripts
 	@$(BIN)/python tests/proof/fuzz_views.py --views 2000 --spark
 	@$(BIN)/python tests/proof/fuzz_views.py --views 5000
-	@$(BIN)/python tests/proof/conformance.py --growth --write docs/conformance.md
+	@$(BIN)/python tests/proof/conformance.py --growth --write docs/reference/conformance.md
 	@$(MAKE) --no-print-directory matrix
 	@$(BIN)/penstock demo --plain --proof-times 24
 	@$(BIN)/penstock demo --plain --proof-times 24 --source postgres

@@ -77,13 +77,13 @@ TABLES: Final[Mapping[str, StageTable]] = {
     "A peek on a worker": PEEK,
     "A response at the adapter": ADAPTER,
 }
-"""Drawn in docs/protocol.md."""
+"""Drawn in docs/internals/protocol.md."""
 
 STORAGE_TABLES: Final[Mapping[str, StageTable]] = {
     "A connection of the storage half": storage_rules.STAGES,
     "A source": SOURCE,
 }
-"""Drawn in docs/protocol-storage.md."""
+"""Drawn in docs/internals/protocol-storage.md."""
 
 
 def mermaid(table: StageTable) -> str:

@@ -70,7 +70,7 @@ def test_no_text_names_another_distribution(wheel: zipfile.ZipFile, root: Path) 
     extras = set(metadata_of(wheel).get_all("Provides-Extra", []))
     texts = [
         *root.glob("*.md"),
-        *root.glob("docs/*.md"),
+        *root.glob("docs/**/*.md"),
         *(root / "src").rglob("*.py"),
         *(root / "examples").rglob("*.py"),
     ]

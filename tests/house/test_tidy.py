@@ -101,7 +101,7 @@ TEXTS = [
         "deploy/*",
         "deploy/helm/**/*",
         ".ci/run",
-        "docs/*",
+        "docs/**/*",
         "requirements/*",
         "src/**/*.py",
         "examples/**/*.py",

@@ -4,8 +4,8 @@
 on the real engine, over the tables that it reads: most rows are there when the view is hydrated;
 then random changes to every table come, in a step of several times, in a step of one time, and
 after a restart; at last all rows are deleted. After each step the view's shard is compared with
-plain Spark's answer to the query (`base_check`). `write_page` makes docs/conformance.md of the
-results.
+plain Spark's answer to the query (`base_check`). `write_page` makes docs/reference/conformance.md
+of the results.
 
 Rules
 - A changed row is an inserted, a deleted or an updated one. Changed values come from other rows of
@@ -333,8 +333,8 @@ _TITLES: Final = {"tpch": "TPC-H", "nexmark": "NEXMark", "tpcds": "TPC-DS"}
 
 
 def write_page(judged: Sequence[QueryJudgement], how: str) -> str:
-    """Return docs/conformance.md; `how` names the command and the figures with which it was
-    made."""
+    """Return docs/reference/conformance.md; `how` names the command and the figures with which it
+    was made."""
     corpora = list(dict.fromkeys(each.corpus for each in judged))
     lines = [
         "# Conformance: public queries as live views",

@@ -8,7 +8,7 @@ each side never taken (and fails if `REQUIRED_VARIABLE` is 1), and its counts ar
 cache. ``--thresholds`` prints the counts of any run. When the environment variable is set already,
 its folder is used and stays, so that the counts of several runs add up.
 
-    python -m tests.kit.threshold_counts docs/testing.md
+    python -m tests.kit.threshold_counts docs/internals/testing.md
 
 writes the counts of the last full run into the page, and ``--from FOLDER`` those of a folder.
 """

@@ -1,6 +1,6 @@
 """Draws the transitions of a dataflow (`DataflowMachine.TRANSITIONS`) as a Mermaid state diagram.
 
-    python -m tests.kit.transition_diagram docs/dataflow-states.md
+    python -m tests.kit.transition_diagram docs/internals/dataflow-states.md
 
 writes the diagram into the page, between two marks; without a page it is printed. States that
 share a transition are drawn as one *group*, where `NODES` has one. A transition that may stay in

@@ -2,7 +2,7 @@
 
     python tests/proof/conformance.py [--corpus tpch] [--only q01,q14a] [--scale 0.001]
         [--changes 100] [--seed 0] [--growth] [--modes] [--trees] [--prepared]
-        [--json F] [--write docs/conformance.md]
+        [--json F] [--write docs/reference/conformance.md]
 
 Prints a line a query and a summary; exit status 1 when one of them is wrong. With ``--growth``
 each is judged at ten times the data, too, and ``--write`` tells the rows read at both. ``--modes``

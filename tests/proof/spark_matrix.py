@@ -6,7 +6,7 @@
 Each release is tried in an environment of its own (`make matrix` makes them): the plans of the
 public queries, the tests that need Spark, and all view scripts. Prints a line a trial, with its
 log's name when it fails; exit status 1 if one does. ``--write`` puts what was seen into
-docs/spark-releases.md; what was not tried stays as the page has it.
+docs/reference/spark-releases.md; what was not tried stays as the page has it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 from actors.engine.spark.spark_releases import NEWEST, RELEASES
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PAGE: Final = ROOT / "docs" / "spark-releases.md"
+PAGE: Final = ROOT / "docs" / "reference" / "spark-releases.md"
 BEGIN: Final = "<!-- what `make matrix` saw -->\n"
 END: Final = "<!-- end of what it saw -->\n"
 TRIAL_SECONDS_MAX: Final = 3 * 3600
@@ -229,7 +229,7 @@ def main() -> int:
     parser.add_argument("--trials", default=",".join(TRIALS), help="names, with commas")
     parser.add_argument("--every", type=int, default=1, help="take one view script in so many")
     parser.add_argument("--environments", type=Path, default=ROOT / ".venv" / "spark")
-    parser.add_argument("--write", action="store_true", help="write docs/spark-releases.md")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     given = parser.parse_args()
     chosen = [each for each in RELEASES if text_of(each) in given.releases.split(",")]
     if len(chosen) != len(given.releases.split(",")):

@@ -1,4 +1,5 @@
-"""docs/testing-an-actor.md: its snippets, put together as a project of a stranger, are run."""
+"""docs/internals/testing-an-actor.md: its snippets, put together as a project of a stranger, are
+run."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def files(page: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("options", [[], ["--messages-encoded", "--stage-orders", "3"]], ids=str)
 def test_a_stranger_can_follow_it(root: Path, tmp_path: Path, options: list[str]) -> None:
-    given = files(root / "docs" / "testing-an-actor.md")
+    given = files(root / "docs" / "internals" / "testing-an-actor.md")
     assert given.keys() == {"conftest.py", "watchman.py", "test_watchman.py"}
     for name, text in given.items():
         (tmp_path / name).write_text(text)

@@ -19,7 +19,7 @@ from actors.testing.engine import in_memory_engine
 from actors.testing.patience import PATIENCE_S
 from tests.kit.waits import Edge, WaitingMailbox, by_role, cycle, drawing
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "waiting-sends.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "internals" / "waiting-sends.md"
 
 
 @pytest.fixture

@@ -2,9 +2,10 @@
 a count of how often each side was taken.
 
 A path that only large data take is never taken by small tests. So each such decision names its
-threshold here, is made through it, and is counted: `docs/testing.md` lists the counts of the last
-full test run, and a full run fails when a side was never taken. Tests draw small settings from
-their seed (`actors.testing.drawn_settings`), and ten rows take every path that ten million take.
+threshold here, is made through it, and is counted: `docs/internals/testing.md` lists the counts of
+the last full test run, and a full run fails when a side was never taken. Tests draw small settings
+from their seed (`actors.testing.drawn_settings`), and ten rows take every path that ten million
+take.
 
 Counts are in memory, or, when the environment variable `COUNTS_VARIABLE` names a folder, in a
 mapped file of this process there.

@@ -191,4 +191,4 @@ def page_differences(sight: ClientSight, config: pytest.Config) -> list[str]:
     if config.cache is not None:
         config.cache.set(f"{CACHE_KEY}/{sight.name.replace(' ', '-')}", sight.as_json())
     found = differences(PAGE.read_text() if PAGE.exists() else "", sight)
-    return [*found, "`make compatibility` rewrites docs/compatibility.md"] if found else []
+    return [*found, f"`make compatibility` rewrites {PAGE.name}"] if found else []

@@ -18,7 +18,7 @@ from capabilities import DOORS, DoorTable, door_of
 from sql_differences import SqlDifference, read_section, section_of
 
 ROOT: Final = Path(__file__).resolve().parents[3]
-PAGE: Final = ROOT / "docs" / "compatibility.md"
+PAGE: Final = ROOT / "docs" / "reference" / "compatibility.md"
 CACHE_KEY: Final = "penstock/clients"
 SQL_KEY: Final = "penstock/sql-differences"
 CACHE_FOLDER: Final = ROOT / ".pytest_cache" / "v" / CACHE_KEY

@@ -1,4 +1,5 @@
-"""ADBC's driver for PostgreSQL before the service, and what docs/compatibility.md says of it."""
+"""ADBC's driver for PostgreSQL before the service, and what docs/reference/compatibility.md says of
+it."""
 
 from __future__ import annotations
 

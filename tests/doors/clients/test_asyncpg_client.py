@@ -1,4 +1,4 @@
-"""asyncpg before the service, and what docs/compatibility.md says of it."""
+"""asyncpg before the service, and what docs/reference/compatibility.md says of it."""
 
 from __future__ import annotations
 

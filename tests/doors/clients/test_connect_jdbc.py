@@ -1,4 +1,5 @@
-"""Spark's JDBC driver for Connect before the service, and what docs/compatibility.md says of it."""
+"""Spark's JDBC driver for Connect before the service, and what docs/reference/compatibility.md says
+of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """dbt-spark before the service, with a project of sources, seeds, tables, materialized views and
-tests, and what docs/compatibility.md says of it."""
+tests, and what docs/reference/compatibility.md says of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pgjdbc before the service, and what docs/compatibility.md says of it."""
+"""pgjdbc before the service, and what docs/reference/compatibility.md says of it."""
 
 from __future__ import annotations
 

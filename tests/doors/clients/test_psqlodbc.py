@@ -1,4 +1,4 @@
-"""psqlODBC before the service, by pyodbc, and what docs/compatibility.md says of it."""
+"""psqlODBC before the service, by pyodbc, and what docs/reference/compatibility.md says of it."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_what_differs_from_postgresql_is_on_the_page_or_refused(
     if pytestconfig.cache is not None:
         pytestconfig.cache.set(SQL_KEY, found)
     said = read_section(PAGE.read_text())
-    assert found == said, "`make compatibility` rewrites docs/compatibility.md"
+    assert found == said, "`make compatibility` rewrites docs/reference/compatibility.md"
 
 
 def test_the_table_is_read_as_it_is_written() -> None:

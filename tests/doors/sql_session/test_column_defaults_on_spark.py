@@ -116,7 +116,8 @@ def test_every_statement_takes_what_spark_computes(doors: TwoDoors) -> None:
 
 
 def test_the_page_is_right(doors: TwoDoors) -> None:
-    _, _, section = (ROOT / "docs" / "sql.md").read_text().partition("\n## Defaults\n")
+    page = (ROOT / "docs" / "reference" / "sql.md").read_text()
+    _, _, section = page.partition("\n## Defaults\n")
     block = section.partition("```sql\n")[2].partition("```")[0]
     for statement in block.split(";\n")[:-1]:
         doors.spark.sql(statement)

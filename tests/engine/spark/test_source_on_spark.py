@@ -1,4 +1,5 @@
-"""The data source in a plain session of its own, over what a service wrote: docs/spark-source.md.
+"""The data source in a plain session of its own, over what a service wrote:
+docs/guides/spark-source.md.
 
 The stream of that guide is run by tests/proof/stream_on_spark.py: Spark starts another Python for
 it, and gives up when that takes ten seconds. test_source_streams.py has its rules.

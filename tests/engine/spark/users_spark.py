@@ -1,7 +1,7 @@
 """A user's program: its own Spark session, which knows nothing of the service. Prints JSON.
 
-It runs the very examples of docs/spark-source.md: that of rows, then what is not shown there; or
-that of a stream.
+It runs the very examples of docs/guides/spark-source.md: that of rows, then what is not shown
+there; or that of a stream.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "spark-source.md"
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "spark-source.md"
 state_dir, work, phase = sys.argv[1:]
 output, checkpoint = f"{work}/out", f"{work}/checkpoint"
 SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config(

@@ -2,10 +2,10 @@
 
 A page speaks to a real service on Spark, which is started once for all of them, in folders of this
 test and with the settings that the pages name. What is put in the place of what a page says is in
-`House.instead`: hosts, ports and folders, nothing else. A line that starts a service starts one,
-on the in-memory engine, and what follows in the same block speaks to it; a service that may use
-some bucket is the one for all. `docs/spark-source.md` and `docs/testing-an-actor.md` are run by
-tests of their own.
+`House.instead`: hosts, ports and folders, nothing else. A line that starts a service starts one, on
+the in-memory engine, and what follows in the same block speaks to it; a service that may use some
+bucket is the one for all. `docs/guides/spark-source.md` and `docs/internals/testing-an-actor.md`
+are run by tests of their own.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from s3_server import KEY_ID, SECRET, serving  # type: ignore[import-not-found]
 pytestmark = [pytest.mark.spark, pytest.mark.second]
 
 ROOT: Final = Path(__file__).resolve().parents[3]
-PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ELSEWHERE: Final = {
     "spark-source.md": "engine/spark/users_spark.py",
     "testing-an-actor.md": "testing/test_docs_testing_an_actor.py",

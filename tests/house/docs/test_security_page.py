@@ -9,7 +9,7 @@ _PATH = re.compile(r"`([a-z_]+/[\w/.]*|[a-z_]+\.py)`")
 
 
 def test_each_file_named_on_the_page_exists(root: Path) -> None:
-    text = (root / "docs" / "security.md").read_text()
+    text = (root / "docs" / "guides" / "security.md").read_text()
     named = _PATH.findall(text)
     assert len(named) > 30
     places = (root, root / "src" / "actors")

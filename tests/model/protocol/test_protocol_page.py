@@ -1,5 +1,5 @@
-"""docs/protocol.md and docs/protocol-storage.md name every message, field, flag, status and error
-there is, and draw the tables; and the tables say what the rules do."""
+"""docs/internals/protocol.md and docs/internals/protocol-storage.md name every message, field,
+flag, status and error there is, and draw the tables; and the tables say what the rules do."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ both_pages = pytest.mark.parametrize("page", PAGES, ids=str)
 
 @pytest.fixture
 def texts(root: Path) -> dict[str, str]:
-    return {page.file: (root / "docs" / page.file).read_text() for page in PAGES}
+    return {page.file: (root / "docs" / "internals" / page.file).read_text() for page in PAGES}
 
 
 def section(text: str, title: str) -> str:

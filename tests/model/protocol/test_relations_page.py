@@ -1,5 +1,5 @@
-"""docs/relations.md has the relations as their table has them: run this file as a program to write
-them there."""
+"""docs/reference/relations.md has the relations as their table has them: run this file as a program
+to write them there."""
 
 from __future__ import annotations
 

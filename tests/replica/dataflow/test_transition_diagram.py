@@ -1,4 +1,4 @@
-"""docs/dataflow-states.md shows the transitions of a dataflow as they are."""
+"""docs/internals/dataflow-states.md shows the transitions of a dataflow as they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kit.transition_diagram import state_diagram, with_diagram
 
 
 def test_the_page_is_drawn_from_the_table(root: Path) -> None:
-    page = (root / "docs" / "dataflow-states.md").read_text()
+    page = (root / "docs" / "internals" / "dataflow-states.md").read_text()
     assert with_diagram(page) == page, "python -m tests.kit.transition_diagram draws it anew"
 
 

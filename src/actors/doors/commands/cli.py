@@ -181,10 +181,10 @@ def serve(
 ) -> None:
     """Runs the service until SIGINT or SIGTERM.
 
-    Settings come from defaults, the file of --config, PENSTOCK_* environment variables (for
-    example PENSTOCK_WORKERS=4) and flags, in rising precedence; docs/operations.md lists them.
-    The first line printed is the address; then `ready`, once clients are served. A restart on
-    the same state directory goes on where the last one stopped.
+    Settings come from defaults, the file of --config, PENSTOCK_* environment variables (for example
+    PENSTOCK_WORKERS=4) and flags, in rising precedence; docs/guides/operations.md lists them. The
+    first line printed is the address; then `ready`, once clients are served. A restart on the same
+    state directory goes on where the last one stopped.
     """
     set_up_logging(log_level, traced=True, log_format=log_format)
     options = {

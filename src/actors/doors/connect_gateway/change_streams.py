@@ -1,8 +1,8 @@
 """Streams of an object's changes in plans: `readStream.table` and `readStream.changes`. Pure.
 
-Spark reads the changes itself, by the data source `penstock` (docs/spark-source.md), which looks
-into the service's stores as a guest does. So a stream keeps its place in Spark's checkpoint, and
-goes on there with whatever session begins it again.
+Spark reads the changes itself, by the data source `penstock` (docs/guides/spark-source.md), which
+looks into the service's stores as a guest does. So a stream keeps its place in Spark's checkpoint,
+and goes on there with whatever session begins it again.
 """
 
 from __future__ import annotations

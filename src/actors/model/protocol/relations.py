@@ -8,8 +8,8 @@ gets all of them; `replica` and `worker` are columns), or the controller. A repl
 connected, or answers with an error of its own (it is busy), is left out; the error is raised when
 no other answers.
 
-A frontier that is empty (no more updates) is NULL, and so is an unknown value. `docs/relations.md`
-is made from this table, which a test ensures.
+A frontier that is empty (no more updates) is NULL, and so is an unknown value.
+`docs/reference/relations.md` is made from this table, which a test ensures.
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ def for_listener(
     if not address.is_local and not (security.has_tls and (security.has_tokens or checks)):
         raise BadSettings(
             f"{name} = {address}: other machines reach this address, so it needs TLS and tokens: "
-            f"set tls_certificate, tls_key, tls_authority and {token_name} (docs/operations.md, "
-            "Security), or listen on 127.0.0.1 or unix:/path"
+            f"set tls_certificate, tls_key, tls_authority and {token_name} "
+            "(docs/guides/operations.md, Security), or listen on 127.0.0.1 or unix:/path"
         )
     return security if security.has_tls or security.has_tokens else None
 

@@ -343,7 +343,7 @@ async def test_a_write_that_is_committed_is_not_canceled(tmp_path: Path) -> None
 
 
 def test_the_documentation_lists_the_settings(root: Path) -> None:
-    assert settings_table() in (root / "docs" / "sql.md").read_text()
+    assert settings_table() in (root / "docs" / "reference" / "sql.md").read_text()
     tested = {*VALUES, *(name for text in REFUSED for name in text.replace("(", " ").split())}
     tested |= {name.strip("',") for name in tested}
     for each in SETTINGS:

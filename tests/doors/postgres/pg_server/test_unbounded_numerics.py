@@ -82,7 +82,7 @@ def drawn(draw: random.Random) -> Decimal:
     digits = "".join(draw.choices("0123456789", k=whole + places))
     number = Decimal(f"{draw.choice(['', '-'])}{digits or '0'}E-{places}")
     # Zeros at the end are no digits that are lost; an exponent is another form of the same. More
-    # than 38 written digits are an error, whatever they are (docs/sql.md).
+    # than 38 written digits are an error, whatever they are (docs/reference/sql.md).
     zeros = "0" * min(3, max(0, 38 - whole - places))
     return draw.choice([number, number.normalize(WIDE), number * 10, Decimal(f"{number:f}{zeros}")])
 

@@ -262,7 +262,7 @@ _PADDED: Final = re.compile(r"\b(?:var)?char\s*\(\s*\d+\s*\)")
 
 class PenstockDataSource(DataSource):  # type: ignore[misc]
     """``spark.read.format("penstock")``: the rows of a table or view at one time. Its options and
-    errors are described in docs/spark-source.md."""
+    errors are described in docs/guides/spark-source.md."""
 
     _loaded: LoadedFrame | None = None
 
