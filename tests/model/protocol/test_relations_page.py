@@ -7,7 +7,7 @@ from pathlib import Path
 
 from actors.model.protocol.relations import RELATIONS, SystemRelation
 
-PAGE = Path("docs", "relations.md")
+PAGE = Path("docs", "reference", "relations.md")
 
 
 def section_of(relation: SystemRelation) -> str:
