@@ -169,7 +169,7 @@ async def bank(server: PostgresServer) -> AsyncIterator[Client]:
         settings = Settings(state_dir=f"{place}/state", listen="127.0.0.1:0")
         async with Service(settings) as service, await Client.in_process(service) as client:
             config = {"kind": "postgres", "host": str(server.folder), "port": server.port}
-            config |= {"user": "bench", "dbname": "postgres"}
+            config |= {"user": "bench", "database": "postgres"}
             tables = {f"public.pgbench_{name}": name for name in TABLES}
             await client.create_source("bank", config, tables)
             yield client
