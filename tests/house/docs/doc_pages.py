@@ -3,8 +3,8 @@
 A block is fenced or indented by four columns. In it, and in this order of precedence:
 
 - behind an HTML comment ``<!-- not run: WHY -->`` it is not run, for the reason given;
-- ``mermaid`` is drawn elsewhere, and a fence of no language, whose first line is no command and no
-  Python, is a drawing;
+- ``mermaid`` is drawn elsewhere, ``psql`` is typed and compared by the page's own test, and a fence
+  of no language, whose first line is no command and no Python, is a drawing;
 - a fence of ``console`` has commands behind ``$ `` and what they print below them;
 - a line that begins with a command of `PROGRAMS` is a command, with the lines that continue it;
 - a line with ``[--`` or ``…`` in it is a synopsis: the command must exist, with those options;
@@ -64,7 +64,7 @@ def steps_of(path: Path) -> Iterator[Step]:
 def _steps(block: _Block) -> Iterator[Step]:
     if block.skipped:
         yield Step(block.line, "skipped", block.skipped)
-    elif block.language in ("mermaid", "text", "diff"):
+    elif block.language in ("mermaid", "text", "diff", "psql"):
         yield Step(block.line, "drawing", "")
     elif block.language == "console":
         yield from _console(block)

@@ -4,8 +4,7 @@ A page speaks to a real service on Spark, which is started once for all of them,
 test and with the settings that the pages name. What is put in the place of what a page says is in
 `House.instead`: hosts, ports and folders, nothing else. A line that starts a service starts one, on
 the in-memory engine, and what follows in the same block speaks to it; a service that may use some
-bucket is the one for all. `docs/guides/spark-source.md` and `docs/internals/testing-an-actor.md`
-are run by tests of their own.
+bucket is the one for all. The pages of `ELSEWHERE` are run by tests of their own.
 """
 
 from __future__ import annotations
@@ -50,6 +49,7 @@ PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ELSEWHERE: Final = {
     "spark-source.md": "engine/spark/users_spark.py",
     "testing-an-actor.md": "testing/test_docs_testing_an_actor.py",
+    "tutorial.md": "house/docs/test_tutorial.py",
 }
 LONG_PAGES: Final = ("operations.md", "tracing.md")
 SKIPPED_MAX: Final = 20
