@@ -93,7 +93,7 @@ def test_a_choice_is_explained() -> None:
             "Read of goods, without Spark",
             line,
             "  columns: name",
-            "  filter: id =",
+            "  filter: id = 1",
             "  order: kind; limit: 2",
         ]
     assert explain_spark([], NOT_PLAIN) == [

@@ -22,6 +22,7 @@ import msgspec
 from actors.engine.views.compile import CHANGES_MEANING
 from actors.engine.views.simple import SimpleRead, simple_read
 from actors.model.plan.schema import TableSchema
+from actors.model.plan.updates import from_ipc
 from actors.model.protocol.message_parts import ColumnComparison
 from actors.runtime.progress import ObjectId
 
@@ -162,11 +163,20 @@ def explain_read(read: SimpleRead, way: ReadChoice) -> list[str]:
     lines = [f"Read of {read.name}, without Spark", f"  from {way.way}: {way.reason}"]
     lines.append(f"  columns: {', '.join(read.project)}")
     if read.filter:
-        lines.append(f"  filter: {', '.join(f'{each.column} {each.op}' for each in read.filter)}")
+        lines.append(f"  filter: {' AND '.join(map(_comparison_text, read.filter))}")
     if read.finishing is not None:
         order = ", ".join(each.column for each in read.finishing.order_by) or "none"
         lines.append(f"  order: {order}; limit: {read.finishing.limit}")
     return lines
+
+
+def _comparison_text(comparison: ColumnComparison) -> str:
+    """Return a comparison as SQL, but for how its value is written."""
+    text = f"{comparison.column} {comparison.op}"
+    if not comparison.value:
+        return text
+    (value,) = from_ipc(comparison.value)[0].to_pylist()
+    return f"{text} {value!r}" if isinstance(value, str) else f"{text} {value}"
 
 
 def explain_spark(names: Sequence[str], reason: str) -> list[str]:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 Numbers: TypeAlias = npt.NDArray[Any]
 Lengths: TypeAlias = npt.NDArray[np.int64]
 Places: TypeAlias = npt.NDArray[np.int64]
-"""Where values begin in a buffer."""
+"""Indexes in a buffer at which values begin."""
 ByteValues: TypeAlias = npt.NDArray[np.uint8]
 RowMask: TypeAlias = npt.NDArray[np.bool_]
 

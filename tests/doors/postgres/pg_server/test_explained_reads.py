@@ -24,7 +24,7 @@ async def test_explain_shows_the_way_of_a_read(tmp_path: Path) -> None:
             "Read of goods, without Spark",
             "  from memory: by PRIMARY KEY (id)",
             "  columns: name",
-            "  filter: id =",
+            "  filter: id = 1",
             "  time: the latest written",
         ]
         by_kind = "SELECT id FROM goods WHERE kind = 7"
