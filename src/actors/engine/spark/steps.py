@@ -44,7 +44,7 @@ from actors.engine.spark.plans import PreparedPlan
 from actors.engine.spark.prepared import PreparedRequest, PreparedSteps
 from actors.engine.spark.rows import LoadedRows, all_ones, done, frame, load
 from actors.engine.spark.session import ThreadSessions
-from actors.engine.spark.subtraction import less_old
+from actors.engine.spark.subtraction import subtract_old
 from actors.engine.spark.translate import PlanTranslator, SessionRelation, leaves
 from actors.model.plan.delta import (
     INTERVAL,
@@ -573,7 +573,7 @@ def _planned(
         found = bridge.sql(text)
         if work.old:
             deltas = work.prepared.plan.deltas
-            found = stack.enter_context(less_old(bridge, found, work.old, deltas))
+            found = stack.enter_context(subtract_old(bridge, found, work.old, deltas))
         slot.check()
         yield found
 
