@@ -112,7 +112,7 @@ async def test_views_indexes_and_readers_go_on(db: House, tmp_path: Path) -> Non
         )
         await client.create_plain_view("all_of_it", "SELECT * FROM orders")
         await db.run("ALTER TABLE orders ADD COLUMN last int")
-        with pytest.raises(ObjectInUse, match="all_of_it takes all columns"):
+        with pytest.raises(ObjectInUse, match="all_of_it selects all columns"):
             await add(client, "orders", TableColumn("last", "int"))
 
 

@@ -261,13 +261,13 @@ async def test_names_of_any_kind_and_tables_that_cannot_be_taken(db: House, tmp_
     options = options_of(db)
     async with running(tmp_path) as client:
         notices = (await client.create_source("pg", options)).splitlines()
-        assert [line.partition(" is left out: ")[0] for line in notices] == [
+        assert [line.removeprefix("skipped ").partition(": ")[0] for line in notices] == [
             "other.marks",
             "public.by_float",
             "public.no_key",
             "public.nothing",
         ]
-        assert "'marks' is taken" in notices[0]
+        assert "'marks' already exists" in notices[0]
         assert "of a type without exact equality" in notices[1]
         assert "nothing tells rows of public.no_key apart: give it a PRIMARY KEY" in notices[2]
         assert "has no columns to take" in notices[3]
@@ -324,7 +324,7 @@ async def test_a_bare_name_gets_the_name_that_is_wanted(db: House, tmp_path: Pat
         with pytest.raises(UnknownObject):
             await client.peek("marks")
         for name in ("marks", "public.marks"):
-            with pytest.raises(InvalidUsage, match=r"fills taken from public\.marks already"):
+            with pytest.raises(InvalidUsage, match=r"already ingests public\.marks into taken"):
                 await client.alter_source("pg", [name])
         (status,) = await client.sources()
         assert [table.name for table in status.tables] == ["Big", "taken"]

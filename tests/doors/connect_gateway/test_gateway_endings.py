@@ -129,7 +129,7 @@ async def test_operations_of_other_objects_go_on(tmp_path: Path) -> None:
             lambda client: client.submit(AlterRole(0, "app", drop_tokens=True)),
             "the token of role app",
         ),
-        (lambda client: client.submit(AlterRole(0, "app", login=False)), "may not log in any more"),
+        (lambda client: client.submit(AlterRole(0, "app", login=False)), "may no longer log in"),
         (lambda client: client.submit(DropRoles(0, ("app",))), "role app was dropped"),
     ],
     ids=["tokens", "login", "role"],

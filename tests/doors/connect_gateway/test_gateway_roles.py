@@ -86,7 +86,9 @@ async def test_frames_and_statements_need_the_same_rights(tmp_path: Path) -> Non
         assert "GRANT CREATE TO app" in await denied(
             world, lambda: app.sql("CREATE TABLE made (a INT)")
         )
-        assert "is no administrator" in await denied(world, lambda: app.sql("CREATE ROLE other"))
+        assert "is not an administrator" in await denied(
+            world, lambda: app.sql("CREATE ROLE other")
+        )
         boss = await session_of(world, "boss")
         await world.run(lambda: boss.sql("GRANT write ON other TO app"))
         await world.run(insert)

@@ -345,7 +345,7 @@ async def test_what_is_no_default_is_refused_at_its_place(tmp_path: Path) -> Non
         one = {"a": constant_default("'x'", pa.array(["x"]))}
         with pytest.raises(InvalidUsage, match="is no value of int"):
             await client.submit(AlterObject(0, "t", column_defaults=one))
-        with pytest.raises(InvalidUsage, match="is a time, and the column a int"):
+        with pytest.raises(InvalidUsage, match="is a time, but the column has type int"):
             await client.submit(
                 AlterObject(0, "t", column_defaults={"a": ColumnDefault("now()", moment="date")})
             )

@@ -90,7 +90,7 @@ def test_a_query_may_have_columns_of_one_name(doors: TwoDoors) -> None:
     found = doors.pg.execute(joined.encode(), prepare=True)
     assert [column.name for column in found.description or ()] == ["id", "a", "b"] * 2
     assert [row[0] for row in found] == [4, 1], "the order is the query's own"
-    doors.refused("CREATE TABLE twice AS SELECT a, a FROM sides", match="given twice")
+    doors.refused("CREATE TABLE twice AS SELECT a, a FROM sides", match="duplicate column")
     doors.run("DROP TABLE sides")
 
 

@@ -273,7 +273,7 @@ async def test_a_client_of_a_role_ends_too(tmp_path: Path) -> None:
     ("change", "reason"),
     [
         ("DROP ROLE app", "role app was dropped"),
-        ("ALTER ROLE app NOLOGIN", "role app may not log in any more"),
+        ("ALTER ROLE app NOLOGIN", "role app may no longer log in"),
     ],
 )
 async def test_sessions_end_with_their_role(tmp_path: Path, change: str, reason: str) -> None:
