@@ -351,7 +351,7 @@ async def test_a_read_of_a_source_that_brings_nothing_says_why_it_waits(
     monkeypatch.setattr(CounterSeries, "contents", contents)
     async with running(tmp_path) as client:
         await client.create_source("n", {"kind": "counter", "rate": 1})
-        with pytest.raises(DeadlineExceeded, match="n has no contents yet: none came within 40 ms"):
+        with pytest.raises(DeadlineExceeded, match="n got no first contents within 40 ms"):
             await client.peek("n", deadline_ms=40)  # expires: no contents ever come
         with pytest.raises(
             DeadlineExceeded, match="n has no contents yet: none came within 400 ms"

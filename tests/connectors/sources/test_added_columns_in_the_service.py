@@ -74,7 +74,7 @@ async def test_views_indexes_and_readers_go_on(db: House, tmp_path: Path) -> Non
         assert status.health.status == "running"
         for column, words in (
             (TableColumn("note", "int"), "note of public.orders is string here, not int"),
-            (TableColumn("K", "int"), "given twice"),
+            (TableColumn("K", "int"), "duplicate column"),
             (TableColumn("note", "string", False), "NOT NULL"),
         ):
             with pytest.raises(InvalidUsage, match=words):

@@ -362,7 +362,7 @@ async def test_a_client_is_told_of_what_the_service_cannot_fill(tmp_path: Path) 
             await client.insert("t", [{"id": 1}])
         await client.insert("t", [{"id": 1, "d": None}])
         # A NULL that is given stays one.
-        with pytest.raises(TypeMismatch, match="NULL in NOT NULL"):
+        with pytest.raises(TypeMismatch, match="NULL in a NOT NULL column"):
             await client.insert("t", [{"id": 2, "d": None, "n": None}])
         assert (await client.peek("t")).to_pylist() == [{"id": 1, "n": 5, "d": None}]
         # The digest is of all defaults, and a write without one is not checked.
@@ -385,7 +385,7 @@ async def test_each_row_of_a_client_has_the_defaults_of_what_it_leaves_out(tmp_p
             {"id": 2, "n": 7, "s": None, "l": None},
             {"id": 3, "n": 5, "s": None, "l": [1]},
         ]
-        with pytest.raises(TypeMismatch, match="NULL in NOT NULL"):
+        with pytest.raises(TypeMismatch, match="NULL in a NOT NULL column"):
             await client.insert("t", [{"id": 4, "n": None}, {"id": 5}])
 
 

@@ -138,7 +138,7 @@ def test_upserts_of_every_form(doors: TwoDoors) -> None:
     doors.run("CREATE TABLE stock (shop STRING, id BIGINT, n INT, at DATE, PRIMARY KEY (shop, id))")
     given = "INSERT INTO stock (shop, id, n) VALUES ('a', 1, 5), ('b', 1, 7)"
     doors.run(given)
-    doors.refused(given, match="present already")
+    doors.refused(given, match="already exists")
     doors.run(f"{given} ON CONFLICT DO NOTHING")
     made = doors.pg.execute(f"{given} ON CONFLICT (id, shop) DO UPDATE SET n = EXCLUDED.n".encode())
     assert made.statusmessage == "INSERT 0 2"

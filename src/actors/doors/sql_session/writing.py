@@ -203,7 +203,7 @@ async def _refuse_present(scope: TableScope, rows: pa.Table) -> None:
 
 def _present(table: str, schema: TableSchema, key: Sequence[Any]) -> DuplicateKey:
     shown = ", ".join(f"{n} = {v}" for n, v in zip(schema.key, key, strict=True))
-    return DuplicateKey(f"table {table}: PRIMARY KEY is present already: {shown}")
+    return DuplicateKey(f"table {table}: PRIMARY KEY already exists: {shown}")
 
 
 def named_columns(

@@ -220,7 +220,7 @@ async def test_roles_and_grants_are_shown(tmp_path: Path) -> None:
         notices: list[str | None] = []
         boss.add_notice_handler(lambda told: notices.append(told.message_primary))
         await boss.execute("CREATE TOKEN FOR app")
-        assert notices == ["role app has CONNECT from now on, to use its token"]
+        assert notices == ["role app now has CONNECT, which it needs to use its token"]
         await boss.execute("GRANT EXECUTE CODE TO app, readers")
         made = await rows(app, "CREATE TOKEN FOR app")
         assert made[0][0] == "app"
