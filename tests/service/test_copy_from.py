@@ -223,9 +223,9 @@ async def test_what_cannot_be_is_refused_with_the_file_and_nothing_is_left(tmp_p
             (PenstockError, "absent cannot be read", {"path": f"{folder}/absent"}),
             (InvalidUsage, "no file \\*.csv", {"pattern": "*.csv"}),
             (InvalidUsage, "'header' is not one for parquet", {"options": {"header": "true"}}),
-            (InvalidUsage, "only tables are written", {"table": "v"}),
+            (InvalidUsage, "cannot write to v", {"table": "v"}),
             (UnknownObject, "w", {"table": "w"}),
-            (InvalidUsage, "path of the files is empty", {"path": ""}),
+            (InvalidUsage, "path of the files: it is empty", {"path": ""}),
         ]
         for kind, said, changes in cases:
             given = {"table": "t", "path": folder, "format": "parquet"} | changes

@@ -238,7 +238,7 @@ async def test_replicas_are_added_and_dropped_while_the_service_runs(tmp_path: P
             ({"add": "r1"}, "already"),
             ({"add": "no/name"}, "letters and digits"),
             ({"drop": "r1"}, "the last replica"),
-            ({"add": "r7", "drop": "r1"}, "not both"),
+            ({"add": "r7", "drop": "r1"}, "in one request"),
         ):
             with pytest.raises(InvalidUsage, match=text):
                 await client.replicas(**wrong)

@@ -479,7 +479,7 @@ def columns_named(entry: CatalogObject, names: Sequence[str]) -> tuple[str, ...]
             )
     found = tuple(own[fold(name)] for name in names)
     if len(set(found)) < len(found):
-        raise InvalidUsage(f"{entry.name}: duplicate key column in ({', '.join(names)})")
+        raise InvalidUsage(f"{entry.name}: duplicate column in ({', '.join(names)})")
     return found
 
 
