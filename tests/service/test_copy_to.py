@@ -159,7 +159,9 @@ async def test_a_copy_waits_for_its_time_until_a_deadline(
             told.append(progress)
             deadlines.end(300)
 
-        with pytest.raises(DeadlineExceeded, match=r"not finished within 300 ms: .*sealed only below"):
+        with pytest.raises(
+            DeadlineExceeded, match=r"not finished within 300 ms: .*sealed only below"
+        ):
             await client.copy_to("t", "x", as_of=ahead, deadline_ms=300, progress=waits)
         assert [progress.state for progress in told] == ["waiting"]
         with anyio.CancelScope() as scope:

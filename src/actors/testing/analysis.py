@@ -168,7 +168,7 @@ def _translated(
     except QueryRejected as why:
         return ParsedTranslation(None, f"an expression that is not a scalar of the query: {why}")
     except (SqlglotError, RecursionError, LookupError) as error:
-        return ParsedTranslation(None, f"a text that resolving fails on ({type(error).__name__})")
+        return ParsedTranslation(None, f"a query that cannot be resolved ({type(error).__name__})")
 
 
 class ParsedTranslation(QueryTranslation, frozen=True):

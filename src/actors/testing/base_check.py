@@ -351,7 +351,7 @@ class BaseCheck:
             determined = self._checked.script.determined
             free = nondeterminism_of(plan.sql).kind != "none" or is_approximate(plan.sql)
             if wrong and not determined and free:
-                self._checked.note(name, "not checked: Spark is free to choose among many rows")
+                self._checked.note(name, "not checked: Spark may choose among many rows")
             elif wrong:
                 row, weight = wrong[0]
                 self._checked.note_wrong(

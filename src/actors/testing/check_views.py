@@ -91,9 +91,9 @@ class CheckCommand(msgspec.Struct, frozen=True):
     base: int = 0
     """Number of additional rows in each of a script's tables."""
     base_stays: bool = False
-    """See `CheckOptions.base_stays`."""
+    """True to keep the base at the last time; see `CheckOptions.base_stays`."""
     modes: bool = False
-    """See `CheckOptions.planned_only`."""
+    """True to only plan the views; see `CheckOptions.planned_only`."""
 
 
 def main(command: CheckCommand, settings: Settings) -> int:

@@ -190,7 +190,7 @@ def drawn_text(base: Settings, drawn: Settings) -> str:
         for name in SMALL_VALUES
         if getattr(drawn, name) != getattr(base, name)
     ]
-    return " ".join(pairs) or "all as by default"
+    return " ".join(pairs) or "all defaults"
 
 
 # -- constants of this process ---------------------------------------------------------------------

@@ -114,7 +114,7 @@ class _Encoder(pickle.Pickler):
             return _error, (type(value), value.args, dict(value.__dict__))
         if isinstance(value, DATA):
             return NotImplemented
-        raise NotEncodable(f"{type(value).__qualname__} is no data")
+        raise NotEncodable(f"{type(value).__qualname__} is not data")
 
 
 class _Decoder(pickle.Unpickler):

@@ -151,7 +151,9 @@ class InMemoryExecutor(Actor[Any]):
         elif isinstance(message, InspectEngine):
             message.reply.set(EngineCondition("up"))
         elif isinstance(message, LocateConnect):
-            message.reply.fail(EngineUnavailable("the engine in memory serves no Spark Connect"))
+            message.reply.fail(
+                EngineUnavailable("the in-memory engine does not support Spark Connect")
+            )
         elif isinstance(message, CancelJob):
             self._cancel(message.job_id)
         elif isinstance(message.job, CancelChildJob):
@@ -340,7 +342,7 @@ def run_select(job: SelectContents) -> pa.Table:
     """Return the query's rows in its order."""
     # The functions here only work in UTC; other zones are refused.
     if any(value != "UTC" for name, value in job.conf if name == TIME_ZONE):
-        raise InvalidUsage("the in-memory engine computes in UTC alone")
+        raise InvalidUsage("the in-memory engine computes only in UTC")
     rows = ordered_rows(job.sql, _contents(job.tables), job.output)
     columns = tuple((column.name, column.type) for column in job.output.columns)
     table = table_of(NodeRelation(columns, [(row, 0, 1) for row in rows]))

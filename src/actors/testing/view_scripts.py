@@ -300,9 +300,15 @@ def _check_names(script: ViewScript) -> None:
         if name.lower() not in views:
             raise _wrong(script, expectation.line, f"no view named {name!r}")
         if expectation.parsed and name.lower() not in expected:
-            raise _wrong(script, expectation.line, f"no --! expect {name} of an engine with plans")
+            raise _wrong(
+                script,
+                expectation.line,
+                f"--! expect-parsed {name} needs an --! expect {name} with a mode",
+            )
     if script.random is not None and script.changes:
-        raise _wrong(script, script.changes[0].line, "a script has changes or --! random, not both")
+        raise _wrong(
+            script, script.changes[0].line, "a script may have changes or --! random, not both"
+        )
 
 
 def for_release(script: ViewScript, release: tuple[int, int]) -> ViewScript:
@@ -351,7 +357,7 @@ def rows_of(script: ViewScript, known: Mapping[Constant, Any] | None = None) -> 
         )
         present[change.table, row] += change.diff
         if present[change.table, row] < 0:
-            raise _wrong(script, change.line, f"{change.table} does not hold {row} so often")
+            raise _wrong(script, change.line, f"{change.table} has too few rows {row} to delete")
         updates.append(ScriptUpdate(change.time, change.table, row, change.diff))
     return updates
 

@@ -160,7 +160,9 @@ def test_bag_inserts_need_no_lookup() -> None:
 def test_update_of_a_bag_and_of_no_key() -> None:
     with pytest.raises(InvalidUsage, match="table log has no PRIMARY KEY"):
         fit_change(BAG, _change(BAG, update=[{"x": 1.0}]))
-    with pytest.raises(TypeMismatch, match="column id: update needs all columns of the PRIMARY KEY"):
+    with pytest.raises(
+        TypeMismatch, match="column id: update needs all columns of the PRIMARY KEY"
+    ):
         fit_change(KEYED, _change(KEYED, update=[{"late": 1}]))
 
 

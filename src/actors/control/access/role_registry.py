@@ -176,7 +176,7 @@ class RoleRegistry(msgspec.Struct, frozen=True):
                 f"too many roles: there are already {len(self.roles)} (roles_max); DROP ROLE one "
                 "first"
             )
-        # See `set_login` for the reason.
+        # The first role that may log in is an administrator: see `set_login`.
         rights = (ADMIN,) if login and not self.has_logins else ()
         entry = RoleEntry(name=name, login=login, verifier=verifier, rights=rights)
         return self._with(entry)

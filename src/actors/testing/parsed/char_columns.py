@@ -50,7 +50,7 @@ def check_char_columns(root: Plan, schemas: Sequence[TableSchema]) -> None:
                 read = _read_and_named(chars, node.keys) | _union(arguments)
         if not chars.isdisjoint(read):
             raise UnsupportedConstruct(
-                "an expression over a CHAR column, which Spark compares filled up"
+                "an expression over a CHAR column, which Spark pads for comparisons"
             )
 
 

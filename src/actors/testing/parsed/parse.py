@@ -55,7 +55,7 @@ def read_tables(
         raise QueryRejected(f"[PARSE_SYNTAX_ERROR] one query, not {len(statements)} statements")
     tree: Tree = statements[0]
     if isinstance(tree, exp.Condition | exp.Alias):
-        return None, "the parser takes the text for an expression", _words(sql, catalog)
+        return None, "the parser reads the text as an expression", _words(sql, catalog)
     if not isinstance(tree, exp.Query):
         raise QueryRejected(f"a view is a query; this is a command ({tree.key.upper()})")
     return tree, "", _inputs(tree, catalog)

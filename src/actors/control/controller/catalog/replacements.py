@@ -314,5 +314,5 @@ async def end_replacements(found: BootState, persist: PersistClient) -> BootStat
     smaller = CatalogSnapshot(tuple(kept), catalog.next_id, catalog.quarantined)
     cas = CompareAndSet(CATALOG_KEY, found.seqno, smaller.encode())
     if not await persist.compare_and_set([cas]):
-        raise StateDirectoryError("another service has changed the catalog: start again")
+        raise StateDirectoryError("another service changed the catalog: start this one again")
     return await load(persist)

@@ -118,7 +118,7 @@ class RunningCopies(OpenRequests[_Copy]):
         what = f"copy of {entry.name}"
         if entry.kind == INDEX:
             on = state.catalog.by_id(entry.depends[0])
-            raise InvalidUsage(f"{entry.name} is an index: copy {on.name}")
+            raise InvalidUsage(f"cannot copy index {entry.name}: copy {on.name}")
         as_of = request.as_of
         time = max(state.latest_with_contents(entry), entry.as_of) if as_of is None else as_of
         state.check_time(what, time)

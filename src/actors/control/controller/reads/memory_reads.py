@@ -249,7 +249,7 @@ def first_way(state: ControllerState, read: SimpleRead) -> ReadChoice:
     for way in ways_to_read(state.catalog, entry, fixed_columns(read.filter), by_key=False):
         if way.index is None or ready_index(state, way, state.latest(entry)) is not None:
             return way
-    raise AssertionError("the last way is always there")
+    raise AssertionError("the last way is always available")
 
 
 def ready_index(state: ControllerState, way: ReadChoice, time: Time) -> CatalogObject | None:

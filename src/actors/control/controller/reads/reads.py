@@ -86,7 +86,7 @@ RELATION: Final = "relation"
 def fit_keys(entry: CatalogObject, request: ReadObject) -> tuple[tuple[str, ...], bytes | None]:
     """Return the key columns and values of a read, fitted to the object. Raises `InvalidUsage`."""
     if (request.key is None) != (not request.key_columns):
-        raise InvalidUsage(f"read of {entry.name}: give key and key_columns together")
+        raise InvalidUsage(f"read of {entry.name}: key and key_columns must be given together")
     if request.key is None:
         return (), None
     columns = columns_named(entry, request.key_columns)

@@ -134,10 +134,10 @@ class RunningSubscribes(OpenRequests[_Subscription]):
         entry = state.catalog.find_stored(request.name, "subscribe")
         if entry.kind == INDEX:
             on = state.catalog.by_id(entry.depends[0])
-            raise InvalidUsage(f"{entry.name} is an index: subscribe to {on.name}")
+            raise InvalidUsage(f"cannot subscribe to index {entry.name}: subscribe to {on.name}")
         what = f"subscribe to {entry.name}"
         if request.from_ is not None and request.as_of is not None:
-            raise InvalidUsage(f"{what}: give from_ or as_of, not both")
+            raise InvalidUsage(f"{what}: give either from_ or as_of, not both")
         start = request.from_ if request.from_ is not None else request.as_of
         for given in (start, request.up_to):
             if given is not None and not (0 <= given <= TIME_MAX or given == EMPTY):

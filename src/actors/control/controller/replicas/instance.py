@@ -62,7 +62,7 @@ class ReplicaSet(msgspec.Struct, frozen=True):
 
 
 def encode(setting: int, names: Sequence[str]) -> bytes:
-    """Return the durable document."""
+    """Encode the durable document."""
     return msgspec.msgpack.encode(ReplicaSet(FORMAT_VERSION, setting, tuple(names)))
 
 
@@ -87,7 +87,7 @@ async def load(persist: PersistClient, settings: Settings) -> tuple[str, ...]:
     names = names_of(found, settings.replicas)
     if found is not None and found.names != names:
         log.info(
-            "the setting replicas was %d and is %d: it counts, and replicas %s are forgotten",
+            "the setting replicas changed from %d to %d: the stored names %s are forgotten",
             found.setting,
             settings.replicas,
             ", ".join(found.names),

@@ -80,7 +80,7 @@ class MergedResponses(msgspec.Struct):
     unread: list[str] = []
     """Keys of stashed parts that no client will read."""
     regressed: list[tuple[ObjectId, Frontier]] = []
-    """Indexes whose furthest replica was lost, with the upper of the others."""
+    """Indexes that lost the replica furthest ahead, with the upper of the others."""
 
 
 class _Replica:
@@ -348,7 +348,7 @@ class ReplicaMerge:
         self._tell(PeekResponse(uuid, result), merged)
 
     def _tell(self, response: PeekResponse, merged: MergedResponses) -> None:
-        """Take the answer that counts, and cancel the peek on the other replicas."""
+        """Accept the deciding answer, and cancel the peek on the other replicas."""
         answers = self._peeks.pop(response.uuid)
         self._of_all.discard(response.uuid)
         known = set(_parts(response))

@@ -374,7 +374,7 @@ def _alteration(request: AlterRole, settings: Settings, *, by_itself: bool) -> C
     """Return the change. `by_itself` means that the request comes from a role that is not an
     administrator."""
     if request.add_token and len(request.add_token) != _DIGEST_BYTES:
-        raise InvalidUsage(f"the digest of a token has {_DIGEST_BYTES} bytes")
+        raise InvalidUsage(f"invalid token digest: expected {_DIGEST_BYTES} bytes")
     verifier = None if request.verifier is None else _verifier(request.verifier)
 
     def change(registry: RoleRegistry) -> RoleRegistry:

@@ -304,7 +304,7 @@ class CopiesFrom(OpenRequests[_Copy]):
             self._state.writer.send_nowait(AppendCopy(made.name, copy))
         except (PenstockError, WouldBlock) as error:
             self._discard(copy.parts)
-            late = ResourceBusy("too many writes wait already: try again later")
+            late = ResourceBusy("too many writes are waiting: try again later")
             self._finish(made, late if isinstance(error, WouldBlock) else error)
 
     def _appended(self, message: CopyAppended) -> None:

@@ -451,7 +451,7 @@ class BagOverlay(TableOverlay):
         return count
 
     def _delete(self, rows: pa.Table) -> int:
-        assert self._counting, "deletes need the present contents"
+        assert self._counting, "deletes need the table's contents"
         base = self._add(rows)
         for row, identity in enumerate(identities(rows, self.schema.names)):
             if self._counts.get(identity, 0) + self._staged.get(identity, 0) <= 0:
