@@ -47,7 +47,7 @@ from actors.runtime.kernel import ActorAddress, SystemClock
 from actors.runtime.settings import Settings
 from actors.testing.base_rows import RANGES, UnmakeableTable, base_rows, script_values
 from actors.testing.check_stores import check_stores
-from actors.testing.checking import LIVE_SETTINGS, CheckedScript, CheckPlace
+from actors.testing.checking import DATAFLOW_SETTINGS, CheckedScript, CheckPlace
 from actors.testing.engine import table_of
 from actors.testing.maintain import accumulated, updates_of, weighted
 from actors.testing.nodes import NodeRelation
@@ -98,12 +98,12 @@ def _three_groups(times: Sequence[int], choose: random.Random, *, stays: bool) -
     return [group for group in groups if group]
 
 
-def _borne(sample: int, size: int, power: float) -> int:
+def _tolerable_rows(sample: int, size: int, power: float) -> int:
     """Return the number of rows per table that give an answer of `OUTPUT_ROWS_MAX`, if `sample`
     rows give one of `size` that grows with a power of them. If the answer hardly grows, the number
     is very large.
 
-    >>> _borne(100, 10_000, 2.0), _borne(100, 110, 0.001)
+    >>> _tolerable_rows(100, 10_000, 2.0), _tolerable_rows(100, 110, 0.001)
     (1000, 48516519541)
     """
     return round(sample * math.exp(min(20.0, math.log(OUTPUT_ROWS_MAX / size) / power)))
@@ -176,7 +176,7 @@ class BaseCheck:
                 break
         assert best is not None
         self._reach = RANGES[best[1]]
-        count = await self._bearable(rows, sizes)
+        count = await self._rows_tolerated(rows, sizes)
         self._base = self._make(count)
         await self._place.system.clock.run_blocking(self._write)
         if count < wanted:
@@ -238,21 +238,21 @@ class BaseCheck:
                 answers[name] = _inline(plan.output, [found.rows])
         return sizes
 
-    async def _bearable(self, rows: int, small: Mapping[str, int | None]) -> int:
+    async def _rows_tolerated(self, rows: int, small: Mapping[str, int | None]) -> int:
         """Return how many rows per table the views tolerate."""
         first, second = SAMPLES[self._reach]
         if rows <= first:
             return rows
         for size in small.values():
             if size and size > first * 20:  # rows multiply: the second sample would be too large
-                rows = min(rows, _borne(first, size, math.log(size, first)))
+                rows = min(rows, _tolerable_rows(first, size, math.log(size, first)))
         if rows <= second:
             return rows
         large = await self._answers(second)
         for name, size in large.items():
             power = math.log((size or 1) / max(1, small[name] or 1), second / first)
             if size and power > 0:
-                rows = min(rows, _borne(second, size, power))
+                rows = min(rows, _tolerable_rows(second, size, power))
         return rows
 
     # -- the run ----------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class BaseCheck:
     async def run(self) -> None:
         """Hydrate, write in groups, compact, restart, and compare."""
         checked, place = self._checked, self._place
-        settings = msgspec.structs.replace(place.settings, **LIVE_SETTINGS)
+        settings = msgspec.structs.replace(place.settings, **DATAFLOW_SETTINGS)
         blob = FileBlob(self._scratch / "blob", SystemClock())
         await blob.prepare()
         try:

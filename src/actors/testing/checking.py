@@ -61,9 +61,9 @@ if TYPE_CHECKING:
 WAYS_AT_ONCE: Final = 4
 EAGER_SHARE: Final = 0.5
 """Share of scripts whose views sum below joins wherever that is sound."""
-LIVE: Final = 1 << 30
+AS_DATAFLOWS: Final = 1 << 30
 """Number of the way "as dataflows", greater than that of any other way."""
-LIVE_SETTINGS: Final[dict[str, int]] = {
+DATAFLOW_SETTINGS: Final[dict[str, int]] = {
     "retry_delay_ms_min": 1,
     "retry_delay_ms_max": 20,
     "hold_downgrade_ms": 1,
@@ -196,7 +196,7 @@ class CheckedScript:
             for number, cuts in enumerate(self._ways()):
                 group.start_soon(self._along, limiter, number, cuts)
             if self._options.live:
-                group.start_soon(self._live, limiter, kill)
+                group.start_soon(self._run_as_dataflows, limiter, kill)
 
     async def _over_base(self) -> None:
         from actors.testing.base_check import check_with_base
@@ -448,11 +448,11 @@ class CheckedScript:
 
     # -- as dataflows -----------------------------------------------------------------------------
 
-    async def _live(self, limiter: anyio.CapacityLimiter, kill: bool) -> None:
+    async def _run_as_dataflows(self, limiter: anyio.CapacityLimiter, kill: bool) -> None:
         from actors.testing.stage import ScriptStage
 
         async with limiter:
-            settings = self._live_settings("stores")
+            settings = self._dataflow_settings("stores")
             try:
                 async with check_stores(settings, lambda: MemoryBlob(SystemClock())) as persist:
                     stage = ScriptStage(
@@ -465,25 +465,25 @@ class CheckedScript:
                     )
                     try:
                         await stage.open(self.script.tables, self.plans)
-                        await self._live_on(stage, kill)
+                        await self._run_on_stage(stage, kill)
                     finally:
                         await stage.stop()
             except PenstockError as error:
                 for name in self.plans:
-                    self.note_wrong(name, first_line(error), (LIVE, "as a dataflow"))
+                    self.note_wrong(name, first_line(error), (AS_DATAFLOWS, "as a dataflow"))
 
-    def _live_settings(self, moment: str) -> Settings:
+    def _dataflow_settings(self, moment: str) -> Settings:
         """Return settings drawn for this script: for the stores, or for a start of the
         dataflows."""
-        base = msgspec.structs.replace(self._place.settings, **LIVE_SETTINGS)
-        kept = {*LIVE_SETTINGS, *ENGINE_SETTINGS}
+        base = msgspec.structs.replace(self._place.settings, **DATAFLOW_SETTINGS)
+        kept = {*DATAFLOW_SETTINGS, *ENGINE_SETTINGS}
         # A shrunk script is named "<original>.<suffix>" and must draw the original's settings.
         seed = f"{self._options.seed} {Path(self.script.path).name.partition('.')[0]}"
         drawn = draw_settings(f"{seed} {moment}", base, kept)
         self._settings_text[moment] = drawn_text(base, drawn)
         return drawn
 
-    async def _live_on(self, stage: ScriptStage, kill: bool) -> None:
+    async def _run_on_stage(self, stage: ScriptStage, kill: bool) -> None:
         """Hydrate, write in groups, compact, restart, and compare after each group."""
         choose = random.Random(f"{self._options.seed} {self._name} live")
         groups = self._groups(choose)
@@ -497,18 +497,18 @@ class CheckedScript:
             }
             await stage.write(updates, hi)
             if number == 0:
-                await stage.start(as_of, self._live_settings("first start"))
+                await stage.start(as_of, self._dataflow_settings("first start"))
             if kill and number == killing and self._place.kill is not None:
                 await anyio.sleep(choose.random() / 10)
                 self._place.kill()
             await stage.wait(hi)
-            await self._compare_live(stage, times if number else times[-1:], f"to {hi}")
+            await self._compare_dataflows(stage, times if number else times[-1:], f"to {hi}")
             if choose.random() < 0.5:
                 since = choose.choice([since, times[-1]])
                 await stage.compact(since)
             if number == restart:
                 await stage.stop()
-                await stage.start(as_of, self._live_settings("second start"))
+                await stage.start(as_of, self._dataflow_settings("second start"))
             lo = hi
 
     def _groups(self, choose: random.Random) -> list[list[int]]:
@@ -520,13 +520,15 @@ class CheckedScript:
                 groups.append([])
         return [group for group in groups if group]
 
-    async def _compare_live(self, stage: ScriptStage, times: Sequence[int], where: str) -> None:
+    async def _compare_dataflows(
+        self, stage: ScriptStage, times: Sequence[int], where: str
+    ) -> None:
         found: dict[str, Mapping[int, Bag | None]] = {}
         changed = [u[1] for rows in self.base.values() for u in rows if u[1] <= times[-1]]
         recovering = [time for time in times if time < max(changed, default=0)]
         for name in self.plans:
             found[name] = await stage.contents(name, times)
-            way = (LIVE, f"as a dataflow, written {where}")
+            way = (AS_DATAFLOWS, f"as a dataflow, written {where}")
             await self._compare(name, way, found, times, recovering)
 
     # -- verdicts ---------------------------------------------------------------------------------
@@ -538,7 +540,7 @@ class CheckedScript:
         self._faults[name] = min(self._faults.get(name, found), found, key=lambda fault: fault[0])
         result = self._results[name]
         result.verdict, result.detail = "WRONG", self._faults[name][1]
-        if self._faults[name][0] == LIVE:
+        if self._faults[name][0] == AS_DATAFLOWS:
             result.settings = "; ".join(f"{at}: {what}" for at, what in self._settings_text.items())
 
     def _expectations(self) -> list[ScriptExpectation]:

@@ -33,8 +33,8 @@ from actors.control.controller.catalog.catalog import (
 )
 from actors.control.controller.catalog.connector_ddl import (
     ConnectorMakers,
+    ConnectorStore,
     NoConnectors,
-    StorageStore,
 )
 from actors.control.controller.catalog.ddl import CatalogStore
 from actors.control.controller.catalog.statements import StatementDone, StatementQueue
@@ -70,9 +70,9 @@ from actors.control.controller.reads.relations import RelationRead, SystemRelati
 from actors.control.controller.reads.status import (
     StatusRead,
     inspect_objects,
-    live_text,
     read_sinces,
     report,
+    running_state_text,
 )
 from actors.control.controller.reads.subscribes import (
     PieceDue,
@@ -237,7 +237,7 @@ class Controller(Actor[ControllerMessage]):
         queries: ActorAddress[ExecutorMessage] | None = None,
         sessions: OpenSessions | None = None,
     ) -> None:
-        """Take the environment of the actor.
+        """Set up the actor; `on_start` makes its state.
 
         Args:
             connectors: Makes sources and sinks; None if there are none.
@@ -333,7 +333,7 @@ class Controller(Actor[ControllerMessage]):
             retain,
             instance,
             writer,
-            StorageStore(self._store, self._connectors),
+            ConnectorStore(self._store, self._connectors),
             self._supply.statistics,
             self._maintenance,
             self._sessions or OpenSessions(self.ctx.now_ms),
@@ -680,7 +680,7 @@ class Controller(Actor[ControllerMessage]):
         entry = self._state.catalog.find(request.name)
         if entry.kind != VIEW or entry.plan is None:
             raise InvalidUsage(f"{entry.name} is a {entry.kind}: only views have a plan to explain")
-        live = live_text(self._state, self._sources, role, entry)
+        live = running_state_text(self._state, self._sources, role, entry)
         session.reply(RequestDone(request.request, f"{explain(entry.plan)}\n{live}"))
 
     # -- the replicas --------------------------------------------------------------------------
@@ -739,7 +739,7 @@ class Controller(Actor[ControllerMessage]):
         moved = self._sources.responded(message)
         self._sealed(moved)
         if moved is not None:
-            # A view over this table and clients' tables needs the latter sealed as far.
+            # A view over this table and clients' tables needs those sealed as far, too.
             self._ticks.advanced(moved)
 
     def _sealed(self, id_: ObjectId | None) -> None:

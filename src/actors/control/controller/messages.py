@@ -23,11 +23,11 @@ from actors.runtime.kernel import ActorAddress, ReplySlot
 from actors.runtime.progress import Frontier, ObjectId, ShardId, Time
 
 BARE_ANSWER_BYTES: Final = 256
-"""Size for which an answer without rows counts."""
+"""Bytes charged for an answer without rows."""
 
 
 def changes_bytes(changes: api.SubscribeChanges) -> int:
-    """Return the size for which a subscribe's changes count until they are delivered."""
+    """Return the bytes charged for a subscribe's changes until they are delivered."""
     return BARE_ANSWER_BYTES if changes.arrow is None else len(changes.arrow)
 
 

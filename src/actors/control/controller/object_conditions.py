@@ -99,7 +99,7 @@ def condition_of(
     # Check the fault first: the last report may be of an attempt to recover from it.
     if fault is not None:
         return ObjectCondition(fault.state, fault.reason, fault.hint, fault.since_ms, fault.retries)
-    cause = held_back_by(state, entry)
+    cause = blocking_dependency(state, entry)
     if cause is not None:
         below, found = cause
         waits = f"waits for {below.kind} {below.name}, which is {found}"
@@ -107,7 +107,9 @@ def condition_of(
     return ObjectCondition(word, text)
 
 
-def held_back_by(state: ControllerState, entry: CatalogObject) -> tuple[CatalogObject, str] | None:
+def blocking_dependency(
+    state: ControllerState, entry: CatalogObject
+) -> tuple[CatalogObject, str] | None:
     """Return a dependency of this object that is not advancing, and its state."""
     seek, seen = list(entry.depends), set[ObjectId]()
     while seek:

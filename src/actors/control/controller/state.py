@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from actors.control.access.access_rules import AccessRules
 from actors.control.access.open_sessions import OpenSessions
 from actors.control.controller.catalog.catalog import CatalogObject, CatalogSnapshot
-from actors.control.controller.catalog.connector_ddl import StorageStore
+from actors.control.controller.catalog.connector_ddl import ConnectorStore
 from actors.control.controller.catalog.ddl import CatalogStore
 from actors.control.controller.frontiers import ObjectFrontiers
 from actors.control.controller.holds import RetainHolds
@@ -61,12 +61,12 @@ class ControllerState:
         retain: RetainHolds,
         instance: ComputeInstance,
         writer: ActorAddress[Any],
-        connector_store: StorageStore,
+        connector_store: ConnectorStore,
         statistics: Inspect,
         maintenance: ActorAddress[Any] | None,
         sessions: OpenSessions,
     ) -> None:
-        """Take the parts. `statistics` returns those of the replicas' workers, or None if they
+        """Set up the state. `statistics` returns those of the replicas' workers, or None if they
         cannot be reached."""
         self.sessions = sessions
         self.ctx = ctx

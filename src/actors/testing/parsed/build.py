@@ -155,7 +155,7 @@ def _typed_aggregate(
         kind = next(results).type
         argument = None if call.argument is None else next(parts)
         typed = _typed_call(call, kind, argument)
-        calls.append(typed if plan.keys else _afresh(typed))
+        calls.append(typed if plan.keys else _recomputed(typed))
     return msgspec.structs.replace(plan, keys=keys, calls=tuple(calls), ansi=ansi)
 
 
@@ -172,7 +172,7 @@ def _typed_call(call: AggregateCall, kind: str, argument: TableColumn | None) ->
     )
 
 
-def _afresh(call: AggregateCall) -> AggregateCall:
+def _recomputed(call: AggregateCall) -> AggregateCall:
     """Return a call over all rows as a recomputed one: the in-memory engine keeps no first rows."""
     if call.function not in ("min", "max") or call.argument is None:
         return call

@@ -119,7 +119,7 @@ DESCRIBE_DEADLINE_MS: Final = 60_000
 """Time limit for `describe` and `check` of an external system (ms)."""
 
 
-class StorageStore:
+class ConnectorStore:
     """Carries out changes of sources and sinks."""
 
     def __init__(self, store: CatalogStore, makers: ConnectorMakers) -> None:

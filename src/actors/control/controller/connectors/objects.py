@@ -38,7 +38,7 @@ from actors.control.controller.replicas.replica import (
     ReplicaLost,
     ReplicaResponse,
 )
-from actors.control.controller.roles.request_rights import shown_error
+from actors.control.controller.roles.request_rights import redacted_error
 from actors.control.controller.state import ControllerState
 from actors.control.controller.tables.copies_from import CopiesFrom
 from actors.model.protocol.api import (
@@ -103,7 +103,7 @@ _SOURCES: Final = relation_of("penstock.sources")
 
 
 class ConnectorObjects:
-    """All sources and sinks. `link` owns the connection to the storage half."""
+    """All sources and sinks of the catalog. `link` owns the connection to the storage half."""
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ class ConnectorObjects:
         self, entry: CatalogObject | None, health: ObjectHealth, role: str | None
     ) -> ObjectHealth:
         """Return a health as a session of this role may see it."""
-        error = shown_error(self._state.access, role, entry, health.error)
+        error = redacted_error(self._state.access, role, entry, health.error)
         return health if error == health.error else replace(health, error=error, hint="")
 
     def report(self, request: ListSources, role: str | None) -> SourceReport:

@@ -29,7 +29,7 @@ from actors.control.controller.object_conditions import lag_ms
 from actors.control.controller.reads.copies import RunningCopies
 from actors.control.controller.reads.queries import RunningQueries
 from actors.control.controller.reads.reads import RELATION, PendingReads, prototype
-from actors.control.controller.reads.status import shown_condition
+from actors.control.controller.reads.status import redacted_condition
 from actors.control.controller.reads.subscribes import RunningSubscribes
 from actors.control.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.durable.persist import ShardState
@@ -199,7 +199,7 @@ class SystemRelations:
     def _objects(self, found: RelationInputs) -> Iterator[Row]:
         state = self._state
         for entry in state.catalog.objects:
-            shown = shown_condition(state, self._sources, found.role, entry)
+            shown = redacted_condition(state, self._sources, found.role, entry)
             held = found.states.get(entry.shard or "")
             since = None if held is None else held.since
             # An index has no shard: its since is in memory.
@@ -312,7 +312,7 @@ class SystemRelations:
             entry = self._state.catalog.get(id_)
             if entry is None:
                 continue
-            found = shown_condition(self._state, self._sources, role, entry)
+            found = redacted_condition(self._state, self._sources, role, entry)
             text = f"{found.text} ({found.hint})" if found.hint else found.text
             text = text or (_ERRORED if fault.state == "errored" else "")
             yield id_, entry.name, fault.state, text, fault.since_ms, fault.retries

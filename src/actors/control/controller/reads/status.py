@@ -16,7 +16,7 @@ from actors.control.controller.catalog.catalog import (
 from actors.control.controller.connectors.objects import ConnectorObjects
 from actors.control.controller.messages import ObjectReadiness
 from actors.control.controller.object_conditions import ObjectCondition, condition_of, lag_ms
-from actors.control.controller.roles.request_rights import shown_error
+from actors.control.controller.roles.request_rights import redacted_error
 from actors.control.controller.state import ControllerState, to_penstock_error
 from actors.model.protocol.api import ObjectStatus, RequestFailed, StatusReport
 from actors.model.protocol.compute import ERROR_STATES, StatusResponse
@@ -131,14 +131,14 @@ def _status(
     if status is not None:
         measured = {name: getattr(status, name) for name in _OF_STATUS}
         shown = msgspec.structs.replace(shown, **measured)
-    found = shown_condition(state, connectors, read.role, entry)
+    found = redacted_condition(state, connectors, read.role, entry)
     text = ": ".join(filter(None, (found.text, found.hint)))
     return msgspec.structs.replace(
         shown, state=found.state, text=text, state_since_ms=found.since_ms, retries=found.retries
     )
 
 
-def shown_condition(
+def redacted_condition(
     state: ControllerState, connectors: ConnectorObjects, role: str | None, entry: CatalogObject
 ) -> ObjectCondition:
     """Return the condition of an object as a session of this role may see it."""
@@ -151,7 +151,7 @@ def shown_condition(
         found = condition_of(state, entry, word, text)
     if found.state not in ERROR_STATES:
         return found
-    text = shown_error(state.access, role, entry, found.text)
+    text = redacted_error(state.access, role, entry, found.text)
     # A hint may quote what its error quotes.
     return found if text == found.text else msgspec.structs.replace(found, text=text, hint="")
 
@@ -162,21 +162,21 @@ def inspect_objects(
     """Return the condition of all objects, for a monitor."""
     found = []
     for entry in state.catalog.objects:
-        each = shown_condition(state, connectors, None, entry)
+        each = redacted_condition(state, connectors, None, entry)
         reason = ": ".join(filter(None, (each.text, each.hint)))
         own = entry.name, entry.kind, each.state, lag_ms(state, entry)
         found.append(ObjectReadiness(*own, reason, each.since_ms, each.retries))
     return tuple(found)
 
 
-def live_text(
+def running_state_text(
     state: ControllerState, connectors: ConnectorObjects, role: str | None, entry: CatalogObject
 ) -> str:
     """Return the state of a running view, for `explain` by a session of this role."""
     status = state.frontiers.status(entry.id)
     if status is None:
         return "not running yet"
-    condition = shown_condition(state, connectors, role, entry)
+    condition = redacted_condition(state, connectors, role, entry)
     lines = [f"state: {condition.state}" + (f" ({condition.text})" if condition.text else "")]
     if not status.steps:
         return lines[0]

@@ -106,7 +106,7 @@ class _Stream:
 
 
 class ReplicaMerge:
-    """All replicas, by name; see the module."""
+    """Merges the responses of all replicas; see the module."""
 
     def __init__(
         self, commands: Iterable[Command] = (), result_bytes_max: int = 48 * 1024 * 1024

@@ -189,7 +189,7 @@ def _objects_read(catalog: CatalogSnapshot, name: str) -> Iterator[CatalogObject
         yield from map(catalog.by_id, entry.depends)
 
 
-def shown_error(
+def redacted_error(
     access: AccessRules, role: str | None, entry: CatalogObject | None, text: str
 ) -> str:
     """Return the text of an object's error as a session of this role may see it. The text may quote

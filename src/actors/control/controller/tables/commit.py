@@ -141,7 +141,7 @@ def fenced(expected: int | None) -> WriterFenced:
 
 
 class DurableOracle:
-    """The oracle with its reservation stored under a consensus key."""
+    """A timestamp oracle that stores its reservation under a consensus key."""
 
     def __init__(self, persist: PersistClient, clock: ActorClock, settings: Settings) -> None:
         self._persist = persist
