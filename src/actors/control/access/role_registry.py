@@ -295,8 +295,8 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         return made
 
     def _with(self, entry: RoleEntry) -> RoleRegistry:
-        # Drop the tokens with the right to use them, so that a later GRANT does not revive them. A
-        # role with tokens therefore always has the right, and logins need not check it.
+        # A role that loses the right to use tokens also loses its tokens, so that a later GRANT
+        # does not revive them. So a role with tokens has the right, and logins need not check it.
         if entry.tokens and not entry.allows(CONNECT, None):
             entry = replace(entry, tokens=())
         return replace(self, roles={**self.roles, fold(entry.name): entry})
