@@ -55,6 +55,7 @@ class ViewReference:
         """The view's own query, and the query that is evaluated: the same, or one for
         candidates."""
         self.nondeterminism: QueryNondeterminism = NONE
+        """The choices that the query leaves to Spark; found by `prepare`."""
 
     async def prepare(self) -> None:
         """Find the choices that the query leaves to Spark, and prepare the query for candidates."""

@@ -24,8 +24,8 @@ class ObjectFrontiers:
 
     def __init__(self, tables_upper: Frontier) -> None:
         self.tables_upper: Frontier = tables_upper
-        self._moves: list[Frontier] = []
         """Shared upper of all tables; `advance_tables` advances it."""
+        self._moves: list[Frontier] = []
         """The latest uppers of the tables, ascending."""
         self._uppers: dict[ObjectId, Frontier] = {}
         """Upper of each object except tables."""

@@ -109,9 +109,9 @@ class MaintenanceTask(Actor[_Message]):
         self._orphans_timer: RunningEffect | None = None
         """Timer of the next collection of orphans."""
         self._done = 0
-        """Number of rounds that have ended."""
+        """Number of maintenance runs and collections that have ended."""
         self._failed = 0
-        """Number of those that failed."""
+        """Number of them that failed."""
 
     async def on_start(self) -> None:
         self.ctx.after(self._settings.maintenance_ms, _Due())

@@ -74,7 +74,9 @@ class ControllerState:
         self.persist = persist
         self.store = store
         self.catalog = catalog
+        """The current catalog; replaced after each durable change."""
         self.seqno = seqno
+        """Sequence number of the catalog's key; None if it was never written."""
         self.frontiers = frontiers
         self.retain = retain
         self.instance = instance

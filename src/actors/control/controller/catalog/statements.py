@@ -83,8 +83,8 @@ class StatementDone(msgspec.Struct, frozen=True, gc=False):
     """The running statement has ended. `result` is the change or the error."""
 
     result: CatalogChanged | PenstockError
-    """The durable catalog and its seqno, if the error left it open whether the change was made."""
     read_back: tuple[CatalogSnapshot, int | None] | None = None
+    """The durable catalog and its seqno, if the error left it open whether the change was made."""
 
 
 class StatementQueue:

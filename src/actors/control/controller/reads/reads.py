@@ -616,7 +616,7 @@ class PendingReads(OpenRequests[_Pending]):
         if pending is None or pending.transfer is not None:
             return
         if pending.serve is not None:
-            text = f"{pending.entry.name} got no first contents within "
+            text = f"{pending.entry.name} received no contents within "
             why = self._state.waiting_for(pending.entry)
             self._end(pending, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
             return

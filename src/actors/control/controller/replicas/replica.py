@@ -83,8 +83,8 @@ class HydrationTurns:
 
     def __init__(self, released: Callable[[], None] = lambda: None) -> None:
         self._released = released
-        """The holder of each view's turn, by the shard that the view writes."""
         self._holders: dict[ShardId, HydrationTracker] = {}
+        """The holder of each view's turn, by the shard that the view writes."""
 
     def take(self, shard: ShardId, by: HydrationTracker) -> bool:
         """Take the turn of the view that writes this shard. Return False if another tracker has
@@ -107,8 +107,8 @@ class HydrationTracker:
     def __init__(self, limit: int, turns: HydrationTurns | None = None) -> None:
         self._limit = limit
         self._turns = turns or HydrationTurns()
-        """Dataflows that have not hydrated, by id."""
         self._dry: dict[ObjectId, DataflowDescription] = {}
+        """Dataflows that have not hydrated, by id."""
         self._made: dict[ShardId, ObjectId] = {}
         """The same dataflows, by the shard that they write."""
         self._scheduled: dict[ObjectId, Any] = {}
@@ -373,8 +373,8 @@ class ReplicaLink:
         self._name = name
         self._connect_once = connect
         self._settings = settings
-        """The current connection; None while there is none."""
         self._client: ReplicaClient | None = None
+        """The current connection; None while there is none."""
         self._dialled: list[ReplicaClient] = []
         """Connections made but not yet reported to `turn`, which may never be called if the actor
         has ended."""
@@ -387,20 +387,20 @@ class ReplicaLink:
         self._turns = turns
         self._gate = self._new_gate()
         """Gate of the current connection."""
-        """Commands waiting for room, in order."""
         self._outbox: deque[Any] = deque()
-        """The effect that sends one command; None if none is running."""
+        """Commands waiting for room, in order."""
         self._sending: RunningEffect | None = None
-        """The effect that receives responses; None while there is no connection."""
+        """The effect that sends one command; None if none is running."""
         self._receiving: RunningEffect | None = None
+        """The effect that receives responses; None while there is no connection."""
         self._room = asyncio.Semaphore(TURNS_IN_FLIGHT_MAX)
         """Room for batches of responses of the current connection."""
-        """Failed attempts to connect since the last response; sets the backoff."""
         self._attempts = 0
-        """Text of the last error, for people."""
+        """Failed attempts to connect since the last response; sets the backoff."""
         self._why = ""
-        """True once `aclose` was called."""
+        """Text of the last error, for people."""
         self._closed = False
+        """True once `aclose` was called."""
 
     def connect(self) -> None:
         """Start the next attempt to connect."""

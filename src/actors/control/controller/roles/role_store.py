@@ -91,6 +91,7 @@ class RoleStore:
         # drop.
         self._durable = registry.prune(entry.id for entry in state.catalog.objects)
         self._seqno = seqno
+        """Sequence number of the roles' key; None if it was never written."""
         self._queue: deque[_QueuedChange] = deque()
         """Changes to carry out, in order."""
         self._current: tuple[_QueuedChange, RoleRegistry] | None = None

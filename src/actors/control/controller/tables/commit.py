@@ -89,6 +89,7 @@ class TimestampOracle:
         # An earlier process may have given out any time below its reservation.
         self.last: Time = reserved - 1
         self.reserved: Time = reserved
+        """Times below this may be given out: the last durable reservation."""
         self._reserve_ms = reserve_ms
 
     def candidate(self, now_ms: int, at: Time | None = None) -> Time:

@@ -83,7 +83,7 @@ class _Copy(msgspec.Struct, eq=False):
     rights: HeldRights
     state: str = "beginning"
     """Current activity of the copy, for people."""
-    far: CopyFromProgress | None = None
+    progress: CopyFromProgress | None = None
     """Latest progress that the cluster reported."""
     news: CopyFromProgress | None = None
     """Progress that was not sent to the client yet."""
@@ -238,7 +238,7 @@ class CopiesFrom(OpenRequests[_Copy]):
         )
 
     def _progress(self, made: _Copy, progress: CopyFromProgress) -> None:
-        made.far = progress
+        made.progress = progress
         if made.request.progress:
             made.news = progress
             self._tell(made)
@@ -324,7 +324,7 @@ class CopiesFrom(OpenRequests[_Copy]):
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of ``penstock.copies_from``."""
         for made in self._copies.values():
-            request, far = made.request, made.far
+            request, far = made.request, made.progress
             files = (None, None) if far is None else (far.files_done, far.files)
             read = (None, None) if far is None else (far.bytes_done, far.bytes)
             own = made.session.path, request.request, made.target.name, request.path

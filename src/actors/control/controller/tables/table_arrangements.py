@@ -120,9 +120,9 @@ class TableArrangements:
         self._held: dict[ObjectId, Arrangement] = {}
         """The arrangements by table."""
         self._inserts: dict[ObjectId, int] = {}
-        """Number of inserts into each arrangement since its runs were last merged."""
+        """Number of inserts into each arrangement."""
         self._due: set[ObjectId] = set()
-        """Tables whose arrangement's runs are to be merged."""
+        """Tables whose arrangement has had enough inserts for its runs to be merged."""
         self._unfed = _UnfedUpdates()
         """Written updates that are not in the arrangements yet."""
         self._complete: Frontier = 0
