@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -29,7 +30,6 @@ from actors.doors.client.client import Client, TableWrite
 from actors.doors.sql_session.error_places import places_in
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.placed_text import PlacedText, placed
-from actors.doors.sql_session.read_only import ReadOnlyTransaction, command_of, only_reads
 from actors.doors.sql_session.row_values import NotLocal, SqlParameter, literal_value
 from actors.doors.sql_session.session_settings import (
     ISOLATION,
@@ -45,7 +45,15 @@ from actors.doors.sql_session.typed_texts import typed_literal
 from actors.doors.sql_session.written_times import WrittenTimes
 from actors.engine.sql.dialects import SparkText, to_spark, without_schema
 from actors.engine.sql.object_names import CATALOGS, SCHEMAS, object_name
-from actors.engine.sql.statements import QualifiedName, QueryStatement, SqlStatement, TextSpan
+from actors.engine.sql.statements import (
+    ChangeStatement,
+    CopyStatement,
+    QualifiedName,
+    QueryStatement,
+    ReadingStatement,
+    SqlStatement,
+    TextSpan,
+)
 from actors.engine.sql.tokens import SqlDialect
 from actors.engine.sql.type_names import WrittenType
 from actors.engine.sql.typed_places import PlaceFinder, PlaceRoles, queried_length, typed_queries
@@ -81,6 +89,12 @@ class ActiveTransaction(InvalidUsage):
     sqlstate = "25001"
 
 
+class ReadOnlyTransaction(InvalidUsage):
+    """A statement would change something in a transaction that only reads."""
+
+    sqlstate = "25006"
+
+
 def schemas_of(
     objects: Iterable[ObjectStatus], kinds: Container[str] | None = None
 ) -> dict[str, TableSchema]:
@@ -90,6 +104,30 @@ def schemas_of(
         for each in objects
         if each.schema is not None and (kinds is None or each.kind in kinds)
     }
+
+
+def only_reads(statement: SqlStatement) -> bool:
+    """Return whether a statement changes nothing."""
+    if isinstance(statement, CopyStatement):
+        return statement.direction == "to"
+    return isinstance(statement, ReadingStatement)
+
+
+def command_of(statement: SqlStatement) -> str:
+    """Return the command of a statement, for an error.
+
+    >>> from actors.engine.sql.grammar import parse_statement
+    >>> command_of(parse_statement("DROP TABLE t")), command_of(parse_statement("DELETE FROM t"))
+    ('DROP TABLE', 'DELETE')
+    """
+    match statement:
+        case ChangeStatement(command=command):
+            return command
+        case CopyStatement():
+            return "COPY FROM"
+    # The classes are named after their commands.
+    words = re.findall("[A-Z][a-z]*", type(statement).__name__.removesuffix("Statement"))
+    return " ".join(words).upper()
 
 
 class SessionCatalog:
