@@ -187,7 +187,7 @@ class Service:
         self._gateway: Any = None
         self.execute_statement: Any = None
         """Executes SQL statements of the service for Spark Connect's clients
-        (`connect_gateway.statement_execution`), in place of `OwnStatements`."""
+        (`connect_gateway.statement_execution`), in place of `ServiceStatements`."""
         self._readiness: ReadinessCheck | None = None
         self._stopping = anyio.Event()
         self._expired = False
@@ -309,7 +309,7 @@ class Service:
         """Bind the Spark Connect gateway's address, if it is wanted."""
         if self.settings.connect_listen:
             # Imported here: its packages need not be installed where no gateway is wanted.
-            from actors.doors.connect_gateway.listening import bind_gateway
+            from actors.doors.connect_gateway.server import bind_gateway
 
             self._gateway = await bind_gateway(self.settings)
             # Also when the start fails: the port must be free again.
@@ -323,15 +323,15 @@ class Service:
         persist: PersistClient,
         scratch: Path,
     ) -> None:
-        from actors.doors.connect_gateway.listening import (
+        from actors.doors.connect_gateway.server import (
             ConnectFrontServer,
             ConnectGateway,
             GatewayParts,
         )
-        from actors.doors.connect_gateway.own_statements import OwnStatements
+        from actors.doors.connect_gateway.service_statements import ServiceStatements
 
         bound, folder = self._gateway, scratch / "connect"
-        own = OwnStatements(self._client_as, self.settings)
+        own = ServiceStatements(self._client_as, self.settings)
         statements = self.execute_statement or own
         own_clients = DoorConnector(self)
         parts = GatewayParts(

@@ -112,7 +112,7 @@ SMALL_CONSTANTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "control.controller.tables.table_arrangements.LOOP_ROWS_MAX": (1, 8),
     "control.controller.tables.table_arrangements.UNFED_ROWS_MAX": (1, 8),
     "control.controller.tables.table_writer.GROUP_WRITES_MAX": (1, 8),
-    "doors.sql_session.long_texts.LOOP_CHARACTERS_MAX": (1, 8),
+    "doors.sql_session.offloading.LOOP_CHARACTERS_MAX": (1, 8),
 }
 """Constants below `actors`, and values of them far below their own."""
 

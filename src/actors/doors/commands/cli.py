@@ -206,12 +206,12 @@ def serve(
     }
     chosen = load(config, flags=combine(options, settings or []))
     keep_less()
-    with watched(chosen) as metrics:
+    with export_telemetry(chosen) as metrics:
         run_loop(lambda: _serve(chosen, metrics))
 
 
 @contextmanager
-def watched(settings: Settings) -> Iterator[MetricCollector | None]:
+def export_telemetry(settings: Settings) -> Iterator[MetricCollector | None]:
     """Export traces and metrics as the settings (and OpenTelemetry's variables) say; yield the
     metrics, or None."""
     from actors.runtime.tracing import setup

@@ -21,10 +21,10 @@ from actors.doors.sql_session.default_values import (
     with_defaults,
     with_present_definition,
 )
-from actors.doors.sql_session.long_texts import work_on
-from actors.doors.sql_session.merging import as_merge, merge_rows
-from actors.doors.sql_session.placed_text import PlacedText, joined, placed
-from actors.doors.sql_session.reading import query_text
+from actors.doors.sql_session.mapped_sql import MappedSql, concat_sql, join_sql
+from actors.doors.sql_session.merge_statements import as_merge, merge_rows
+from actors.doors.sql_session.offloading import run_or_offload
+from actors.doors.sql_session.query_statements import query_text
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.returning import ReturningList, returned_result
 from actors.doors.sql_session.row_arithmetic import arithmetic_of, computed_array
@@ -242,9 +242,9 @@ async def _values(
 ) -> pa.Table:
     size = sum(each.end - each.start for row in rows for each in row)
     try:
-        return await work_on(size, lambda: _local_values(scope, columns, rows))
+        return await run_or_offload(size, lambda: _local_values(scope, columns, rows))
     except NotLocal:
-        text = await work_on(size, lambda: _cast_values(scope, columns, rows))
+        text = await run_or_offload(size, lambda: _cast_values(scope, columns, rows))
         found = await scope.context.collect(text)
         return found.rename_columns([column.name for column in columns])
 
@@ -264,15 +264,15 @@ def _local_values(
 
 def _cast_values(
     scope: TableScope, columns: Sequence[TableColumn], rows: Sequence[Sequence[TextSpan]]
-) -> PlacedText:
+) -> MappedSql:
     """Return a query of the rows, each value cast to its column's type."""
     exact, conf = scope.context.dialect is SqlDialect.POSTGRES, scope.context.spark_conf()
     fails = fails_by_cast(conf)
 
-    def value(span: TextSpan, column: TableColumn) -> PlacedText:
+    def value(span: TextSpan, column: TableColumn) -> MappedSql:
         return cast_or_default(scope, span, column, cast=fails, as_text=exact)
 
-    lines = (placed("(", joined(", ", map(value, row, columns)), ")") for row in rows)
+    lines = (concat_sql("(", join_sql(", ", map(value, row, columns)), ")") for row in rows)
     names = [quote_name(column.name) for column in columns]
     # In VALUES Spark does not say what is wrong with a number.
     wanted = ", ".join(
@@ -281,8 +281,8 @@ def _cast_values(
         else name
         for name, column in zip(names, columns, strict=True)
     )
-    head = placed(f"SELECT {wanted} FROM VALUES ", joined(", ", lines))
-    text = placed(head, f" AS given({', '.join(names)})")
+    head = concat_sql(f"SELECT {wanted} FROM VALUES ", join_sql(", ", lines))
+    text = concat_sql(head, f" AS given({', '.join(names)})")
     # VALUES takes no expression that may fail by itself.
     return text if fails else cast_query(text, columns, conf)
 
@@ -338,7 +338,9 @@ async def _update(
     async def compute() -> ComputedChange:
         if here.possible:
             # The rows may be found without Spark, by their key or an index.
-            old = (await read_rows(context, placed("SELECT * FROM ", from_))).select(schema.names)
+            old = (await read_rows(context, concat_sql("SELECT * FROM ", from_))).select(
+                schema.names
+            )
             try:
                 return ComputedChange(PendingChange(old, here.applied(old)), old.num_rows)
             except NotLocal:
@@ -366,7 +368,7 @@ async def _delete(
     from_ = await _from(scope, statement)
 
     async def compute() -> ComputedChange:
-        rows = await read_rows(context, placed("SELECT * FROM ", from_))
+        rows = await read_rows(context, concat_sql("SELECT * FROM ", from_))
         old = rows.select(scope.schema.names)
         return ComputedChange(PendingChange(old, None), old.num_rows)
 
@@ -374,17 +376,17 @@ async def _delete(
     return returned_result("TRUNCATE TABLE" if statement.truncates else f"DELETE {count}", returned)
 
 
-async def _from(scope: TableScope, statement: UpdateStatement | DeleteStatement) -> PlacedText:
+async def _from(scope: TableScope, statement: UpdateStatement | DeleteStatement) -> MappedSql:
     """Return what follows FROM in the query of the rows to change."""
     where, text = statement.where, quote_name(scope.table)
     if statement.alias is not None:
         text += f" AS {quote_name(statement.alias)}"
     if where is None:
-        return placed(text)
+        return concat_sql(text)
     # A condition that is none is told of at its WHERE.
     condition = await scope.context.spark_off_loop(where, scope.parameters)
-    filtered = placed(" WHERE ", condition).around(where)
-    return placed(text, filtered)
+    filtered = concat_sql(" WHERE ", condition).around(where)
+    return concat_sql(text, filtered)
 
 
 def _assigned(
@@ -434,15 +436,15 @@ class _LocalAssignments:
 
 
 def select_changes(
-    scope: TableScope, targets: Sequence[tuple[TableColumn, TextSpan]], from_: PlacedText
-) -> PlacedText:
+    scope: TableScope, targets: Sequence[tuple[TableColumn, TextSpan]], from_: MappedSql
+) -> MappedSql:
     """Return the query of old rows with the new values beside them."""
     old = [quote_name(name) for name in scope.schema.names]
     new = [
-        placed(cast_or_default(scope, span, column), f" AS {NEW}{number}")
+        concat_sql(cast_or_default(scope, span, column), f" AS {NEW}{number}")
         for number, (column, span) in enumerate(targets)
     ]
-    return placed("SELECT ", joined(", ", [*old, *new]), " FROM ", from_)
+    return concat_sql("SELECT ", join_sql(", ", [*old, *new]), " FROM ", from_)
 
 
 def _with_new(rows: pa.Table, schema: TableSchema, changed: Sequence[TableColumn]) -> pa.Table:

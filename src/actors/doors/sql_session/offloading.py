@@ -16,7 +16,7 @@ LOOP_CHARACTERS_MAX = 8_192
 T = TypeVar("T")
 
 
-async def work_on(characters: int, function: Callable[[], T]) -> T:
+async def run_or_offload(characters: int, function: Callable[[], T]) -> T:
     """Return what a pure function makes of a text of this length; raise what it raises."""
     if characters <= LOOP_CHARACTERS_MAX:
         # A thread costs more than the work itself.

@@ -22,7 +22,7 @@ from actors.doors.connect_gateway.gateway_sessions import (
 from actors.runtime.errors import AccessDenied, PenstockError, ResourceBusy, SessionEnded
 
 
-class SessionEndings:
+class SessionTerminator:
     """Adds sessions, and ends them."""
 
     def __init__(

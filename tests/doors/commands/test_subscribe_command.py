@@ -22,8 +22,8 @@ import pytest
 from anyio.streams.text import TextReceiveStream
 
 from actors.doors.client.client import ChangeBatch, Client
-from actors.doors.commands import copy_to as egress
-from actors.doors.commands.copy_to import PrintedSubscribe
+from actors.doors.commands import copy_to
+from actors.doors.commands.copy_to import SubscribePrinter
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
@@ -36,7 +36,7 @@ def changed(time: int, *values: Any) -> pa.Table:
 
 
 def printed(as_json: bool, progress: bool, *changes: ChangeBatch) -> list[str]:
-    found = PrintedSubscribe(as_json=as_json, progress=progress, upper=None)
+    found = SubscribePrinter(as_json=as_json, progress=progress, upper=None)
     return [line for change in changes for line in found.lines(change)]
 
 
@@ -93,7 +93,7 @@ def test_pieces_have_no_upper_of_their_own() -> None:
     ],
 )
 def test_where_to_go_on(begins: int | None, changes: list[ChangeBatch], text: str) -> None:
-    found = PrintedSubscribe(as_json=True, progress=False, upper=begins)
+    found = SubscribePrinter(as_json=True, progress=False, upper=begins)
     for change in changes:
         found.done(change)
     assert found.resumption() == text
@@ -104,8 +104,8 @@ async def test_what_a_reader_has_seen_counts_though_a_signal_came_first(
 ) -> None:
     """The lines were out, and the signal came before their writer had said so: the frontier told
     was the one before, and the lines would have come again."""
-    monkeypatch.setattr(egress, "_SETTLE_S", 200)
-    found = PrintedSubscribe(as_json=True, progress=True, upper=5)
+    monkeypatch.setattr(copy_to, "_SETTLE_S", 200)
+    found = SubscribePrinter(as_json=True, progress=True, upper=5)
     out, told = threading.Event(), threading.Event()
     done = found.done
 

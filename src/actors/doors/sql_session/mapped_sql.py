@@ -11,7 +11,7 @@ in what nobody wrote has no place. Pure.
 >>> text = "DELETE FROM t WHERE nope::int4 > 0"
 >>> condition = parse_statement(text, SqlDialect.POSTGRES).where
 >>> spark = to_spark(condition.alone())
->>> made = placed("SELECT * FROM `t` WHERE ", PlacedText.of(condition, spark))
+>>> made = concat_sql("SELECT * FROM `t` WHERE ", MappedSql.of(condition, spark))
 >>> made.text, made.place_of(made.text.index(">")), made.place_of(7)
 ('SELECT * FROM `t` WHERE nope::int > 0', 31, None)
 """
@@ -26,7 +26,7 @@ from actors.engine.sql.dialects import SparkText
 from actors.engine.sql.statements import TextSpan
 
 
-class PlacedText(msgspec.Struct, frozen=True, gc=False):
+class MappedSql(msgspec.Struct, frozen=True, gc=False):
     """A text in Spark's dialect, and the places of its parts in the statement.
 
     `parts`: texts with places of their own, each with its offset in `text`. `span`: the part of the
@@ -35,32 +35,32 @@ class PlacedText(msgspec.Struct, frozen=True, gc=False):
     """
 
     text: str
-    parts: tuple[tuple[int, PlacedText], ...] = ()
+    parts: tuple[tuple[int, MappedSql], ...] = ()
     span: TextSpan | None = None
     spark: SparkText | None = None
 
     @classmethod
-    def of(cls, span: TextSpan, spark: SparkText) -> PlacedText:
+    def of(cls, span: TextSpan, spark: SparkText) -> MappedSql:
         """Return a text that was made of one span."""
         return cls(spark.text, (), span, spark)
 
-    def around(self, span: TextSpan) -> PlacedText:
+    def around(self, span: TextSpan) -> MappedSql:
         """Return the same text, with the begin of `span` as the place of what has no other."""
-        return PlacedText(self.text, ((0, self),), span)
+        return MappedSql(self.text, ((0, self),), span)
 
-    def before(self, text: str) -> PlacedText:
+    def before(self, text: str) -> MappedSql:
         """Return this text of one span with another one behind it, whose place is the span's end:
         there Spark tells of an expression that ends too early."""
         assert self.span is not None
-        return placed(self, PlacedText(text, (), self.span.behind()))
+        return concat_sql(self, MappedSql(text, (), self.span.behind()))
 
-    def within(self, whole: str) -> PlacedText:
+    def within(self, whole: str) -> MappedSql:
         """Return a text that has this one in it, with nothing but brackets behind it. Its parts
         have no places if it is not there as it was."""
         if whole == self.text:
             return self
         start = whole.rfind(self.text)
-        return PlacedText(whole) if start < 0 else PlacedText(whole, ((start, self),))
+        return MappedSql(whole) if start < 0 else MappedSql(whole, ((start, self),))
 
     def place_of(self, offset: int) -> int | None:
         """Return the place in the statement of an offset in the text; None: it has none."""
@@ -77,15 +77,15 @@ class PlacedText(msgspec.Struct, frozen=True, gc=False):
         return self.span.place_of(0 if self.spark is None else self.spark.original_position(offset))
 
 
-def placed(*pieces: str | PlacedText) -> PlacedText:
+def concat_sql(*pieces: str | MappedSql) -> MappedSql:
     """Return these texts one behind the other; a plain one was written by nobody."""
-    return joined("", pieces)
+    return join_sql("", pieces)
 
 
-def joined(separator: str, pieces: Iterable[str | PlacedText]) -> PlacedText:
+def join_sql(separator: str, pieces: Iterable[str | MappedSql]) -> MappedSql:
     """Return these texts with a separator between them."""
     texts: list[str] = []
-    parts: list[tuple[int, PlacedText]] = []
+    parts: list[tuple[int, MappedSql]] = []
     at = 0
     for piece in pieces:
         if isinstance(piece, str):
@@ -94,4 +94,4 @@ def joined(separator: str, pieces: Iterable[str | PlacedText]) -> PlacedText:
             parts.append((at, piece))
             texts.append(piece.text)
         at += len(texts[-1]) + len(separator)
-    return PlacedText(separator.join(texts), tuple(parts))
+    return MappedSql(separator.join(texts), tuple(parts))

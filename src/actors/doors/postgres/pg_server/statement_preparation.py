@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from actors.doors.postgres.pg_server.point_statements import find_point
-from actors.doors.postgres.pg_server.statements import KeptStatement, infer_parameters, relations_of
+from actors.doors.postgres.pg_server.statements import (
+    PreparedStatement,
+    infer_parameters,
+    relations_of,
+)
 from actors.doors.sql_session.context import READABLE_KINDS, schemas_of
-from actors.doors.sql_session.long_texts import work_on
+from actors.doors.sql_session.offloading import run_or_offload
 from actors.doors.sql_session.session import SqlSession
 from actors.engine.sql import statements as sql
 from actors.engine.sql.grammar import ParsedStatement
@@ -13,7 +17,7 @@ from actors.engine.sql.grammar import ParsedStatement
 
 async def prepare_statement(
     session: SqlSession, parsed: ParsedStatement, given: tuple[int, ...]
-) -> KeptStatement:
+) -> PreparedStatement:
     """Return a statement with the types of its parameters, of which the client gave some.
 
     Raises:
@@ -23,13 +27,13 @@ async def prepare_statement(
     text, span, context = parsed.text, parsed.span, session.context
     size, statement = len(text), parsed.statement()
     if not session.failed:
-        for name in await work_on(size, lambda: relations_of(span, statement)):
+        for name in await run_or_offload(size, lambda: relations_of(span, statement)):
             await context.catalog.find((name,))
     # Without a parameter nothing is inferred, so the catalog is not asked.
     schemas = schemas_of(await context.catalog.known()) if "$" in text else {}
-    oids = await work_on(size, lambda: infer_parameters(span, statement, given, schemas))
+    oids = await run_or_offload(size, lambda: infer_parameters(span, statement, given, schemas))
     point = None
     if isinstance(statement, sql.QueryStatement) and schemas:
         readable = schemas_of(await context.catalog.known(), READABLE_KINDS)
         point = find_point(text, statement, oids, readable, context.settings.spark_conf)
-    return KeptStatement(text, statement, oids, point=point)
+    return PreparedStatement(text, statement, oids, point=point)

@@ -9,9 +9,9 @@ import anyio
 import pytest
 from pyspark.sql.connect.proto import base_pb2
 
-from actors.doors.connect_gateway import own_operations
+from actors.doors.connect_gateway import local_operations
 from actors.doors.connect_gateway.error_status import SparkCondition
-from actors.doors.connect_gateway.own_operations import OperationTags, OwnOperation
+from actors.doors.connect_gateway.local_operations import LocalOperation, OperationTags
 from actors.doors.connect_gateway.row_messages import complete_answer
 from actors.runtime.errors import InvalidUsage
 
@@ -44,11 +44,11 @@ class Source:
             self.closed = True
 
 
-def operation(source: Source, *, reattachable: bool = True) -> OwnOperation:
-    return OwnOperation(NAMES, lambda: source(), reattachable=reattachable)
+def operation(source: Source, *, reattachable: bool = True) -> LocalOperation:
+    return LocalOperation(NAMES, lambda: source(), reattachable=reattachable)
 
 
-async def read(made: OwnOperation, after: str = "", count: int = 1 << 30) -> list[Any]:
+async def read(made: LocalOperation, after: str = "", count: int = 1 << 30) -> list[Any]:
     found = []
     async for data in made.stream(after):
         found.append(base_pb2.ExecutePlanResponse.FromString(data))
@@ -91,7 +91,7 @@ async def test_released_responses_are_gone() -> None:
 
 
 async def test_a_slow_client_holds_back_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_operations, "UNSENT_BYTES_MAX", 1_000)
+    monkeypatch.setattr(local_operations, "UNSENT_BYTES_MAX", 1_000)
     source = Source(50, 400)
     made = operation(source, reattachable=False)
     async with anyio.create_task_group() as tasks:
@@ -106,8 +106,8 @@ async def test_a_slow_client_holds_back_the_source(monkeypatch: pytest.MonkeyPat
 
 
 async def test_sent_responses_are_kept_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_operations, "UNSENT_BYTES_MAX", 1_000)
-    monkeypatch.setattr(own_operations, "KEPT_BYTES_MAX", 2_000)
+    monkeypatch.setattr(local_operations, "UNSENT_BYTES_MAX", 1_000)
+    monkeypatch.setattr(local_operations, "KEPT_BYTES_MAX", 2_000)
     made = operation(Source(50, 400))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(made.run)
@@ -136,7 +136,7 @@ async def test_a_fault_of_the_program_is_the_operations_alone() -> None:
 
 
 async def test_an_interrupt_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_operations, "UNSENT_BYTES_MAX", 10)
+    monkeypatch.setattr(local_operations, "UNSENT_BYTES_MAX", 10)
     source = Source(5, 400)
     made = operation(source)
     async with anyio.create_task_group() as tasks:
@@ -164,7 +164,7 @@ async def test_only_what_surely_changed_nothing_is_repeatable() -> None:
         yield answer()
         await anyio.sleep_forever()
 
-    made = OwnOperation(NAMES, hang)
+    made = LocalOperation(NAMES, hang)
     async with anyio.create_task_group() as group:
         group.start_soon(made.run)
         await anext(made.stream())

@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2
 from actors.control.controller.catalog.catalog import CatalogObject
 from actors.doors.connect_gateway.error_status import status_of
 from actors.doors.connect_gateway.object_catalog import ObjectNames
-from actors.doors.connect_gateway.shown_lists import answer_shown
+from actors.doors.connect_gateway.show_statements import answer_show_statement
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.runtime.errors import (
     DuplicateKey,
@@ -32,7 +32,7 @@ NAMES = ObjectNames.of(
 
 
 def shown(text: str) -> list[str]:
-    found = answer_shown(text, NAMES)
+    found = answer_show_statement(text, NAMES)
     assert found is not None
     return [row.get("tableName") or row["viewName"] for row in found.rows.to_pylist()]
 
@@ -46,7 +46,7 @@ def test_objects_stand_in_lists_of_their_database() -> None:
     ]
     assert shown("SHOW VIEWS FROM default") == ["sums"]
     assert "objects" in shown("SHOW TABLES IN penstock")
-    found = answer_shown("SHOW TABLES", NAMES)
+    found = answer_show_statement("SHOW TABLES", NAMES)
     assert found is not None
     assert found.added
     assert found.rows.schema.names == ["namespace", "tableName", "isTemporary"]
@@ -57,11 +57,11 @@ def test_objects_stand_in_lists_of_their_database() -> None:
     ["SHOW TABLES IN other", "SHOW DATABASES", "SHOW MATERIALIZED VIEWS", "SELECT 1", "SHOW ("],
 )
 def test_other_lists_are_sparks_alone(text: str) -> None:
-    assert answer_shown(text, NAMES) is None
+    assert answer_show_statement(text, NAMES) is None
 
 
 def test_an_object_is_told_of_in_sparks_lines() -> None:
-    found = answer_shown("SHOW TABLE EXTENDED LIKE 'sums'", NAMES)
+    found = answer_show_statement("SHOW TABLE EXTENDED LIKE 'sums'", NAMES)
     assert found is not None
     (row,) = found.rows.to_pylist()
     lines = row["information"].splitlines()

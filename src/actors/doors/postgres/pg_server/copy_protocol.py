@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from actors.doors.postgres.pg_server.connected_rows import while_connected
+from actors.doors.postgres.pg_server.disconnect_watch import end_on_disconnect
 from actors.doors.postgres.pg_server.wire import SEND_BYTES, PgWire
-from actors.doors.sql_session.reading import read_query
+from actors.doors.sql_session.query_statements import read_query
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.session import SqlSession
-from actors.doors.sql_session.subscribing import subscribe
-from actors.doors.sql_session.writing import named_columns, put_rows
+from actors.doors.sql_session.subscribe_statements import subscribe
+from actors.doors.sql_session.write_statements import named_columns, put_rows
 from actors.engine.sql import statements as sql
 from actors.engine.sql.tokens import quote_name
 from actors.model.pgwire import messages as pg
@@ -102,7 +102,7 @@ async def copy_to_client(
     session.begin_statement(statement)
     if statement.options.header_match:
         raise InvalidUsage("HEADER MATCH is for COPY … FROM: write HEADER")
-    result = while_connected(wire, await _source(session, statement))
+    result = end_on_disconnect(wire, await _source(session, statement))
     assert result.schema is not None
     assert result.batches is not None
     form = format_of(statement.options)

@@ -29,13 +29,13 @@ from actors.runtime.errors import InvalidUsage
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-class UnclearTime(InvalidUsage):
+class AmbiguousTime(InvalidUsage):
     """A time without a zone that PostgreSQL and Spark would read differently."""
 
     sqlstate = NOT_SUPPORTED
 
 
-class WrittenTimes(msgspec.Struct, frozen=True):
+class TimeLiterals(msgspec.Struct, frozen=True):
     """Reads the times of one statement: `zone` is that of the session when the statement was
     parsed, `present` that in which it is carried out. `for_others`: sessions in other zones will
     read it. `as_spark`: the text is Spark's, in which of two times that
@@ -58,7 +58,7 @@ class WrittenTimes(msgspec.Struct, frozen=True):
     def absolute(self, text: str) -> str | None:
         """Return a text of type timestamptz with its offset; None for one that is no time.
 
-        >>> WrittenTimes("Europe/Rome", "UTC").absolute("2024-10-27 02:30")
+        >>> TimeLiterals("Europe/Rome", "UTC").absolute("2024-10-27 02:30")
         '2024-10-27 01:30:00+00:00'
         """
         try:
@@ -70,24 +70,24 @@ class WrittenTimes(msgspec.Struct, frozen=True):
         return found.isoformat(" ")
 
     def check_untyped(self, text: str) -> None:
-        """Raise `UnclearTime` for a text without a type that Spark would read as another time,
+        """Raise `AmbiguousTime` for a text without a type that Spark would read as another time,
         where it stands for one."""
         moment = local_moment(text)
         if moment is None:
             return
         if self.zone != self.present:
             # Clients prepare a statement anew when they are told this.
-            raise UnclearTime(
+            raise AmbiguousTime(
                 f"cached plan must not change result type: '{text}' was read in the time zone "
                 f"{self.zone}, which the session has left since: prepare the statement anew"
             )
         if self.for_others:
-            raise UnclearTime(
+            raise AmbiguousTime(
                 f"a plain view is read in the time zone of each session, and '{text}' is a time of "
                 f"{self.zone}: write timestamptz '{text}', or date '…' for a day"
             )
         if is_doubled(_second_of(moment), self.zone):
-            raise UnclearTime(
+            raise AmbiguousTime(
                 f"'{text}' comes twice in the time zone {self.zone}: write its offset, or "
                 f"timestamptz '{text}'"
             )

@@ -40,7 +40,7 @@ class _KeptResponse(NamedTuple):
     data: bytes
 
 
-class OwnOperation:
+class LocalOperation:
     """One operation."""
 
     def __init__(

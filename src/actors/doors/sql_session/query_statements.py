@@ -14,8 +14,8 @@ from actors.doors.sql_session.context import (
     SessionContext,
     schemas_of,
 )
+from actors.doors.sql_session.mapped_sql import MappedSql
 from actors.doors.sql_session.own_changes import OWN_ROW, choose_own_read, read_own_row
-from actors.doors.sql_session.placed_text import PlacedText
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter, spark_literal
 from actors.engine.sql.object_names import object_name
@@ -46,7 +46,7 @@ async def read_query(
     text, as_of = await query_text(context, statement, parameters)
     rights = context.read_rights()
     found = context.rows(text, as_of, rights)
-    return await begun(found, rights)
+    return await start_result(found, rights)
 
 
 async def _changed_text(
@@ -68,7 +68,7 @@ async def _batches(rows: pa.Table) -> AsyncGenerator[pa.RecordBatch, None]:
 
 async def query_text(
     context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
-) -> tuple[PlacedText, int | None]:
+) -> tuple[MappedSql, int | None]:
     """Return a query in Spark's dialect, and the time at which it is read (None: the latest).
     Raises `InvalidUsage`."""
     as_of = await context.pinned_time(statement, parameters)
@@ -99,7 +99,7 @@ async def _check_all_pinned(context: SessionContext, statement: QueryStatement, 
         )
 
 
-async def begun(
+async def start_result(
     found: AsyncGenerator[pa.RecordBatch, None], rights: ReadRights | None = None
 ) -> StatementResult:
     """Return the result of rows whose first batch is there, so that errors come before it."""

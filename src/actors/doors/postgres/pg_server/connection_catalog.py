@@ -27,7 +27,7 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
 )
 from actors.doors.postgres.pg_catalog.pg_types import format_catalog_value
 from actors.doors.sql_session.context import SessionContext
-from actors.doors.sql_session.long_texts import work_on
+from actors.doors.sql_session.offloading import run_or_offload
 from actors.doors.sql_session.results import StatementResult, result_of
 from actors.engine.sql.object_names import DATABASE
 from actors.engine.sql.shown_statements import shown_statement
@@ -84,7 +84,7 @@ class SharedCatalog:
         self._shown = content
 
 
-class CatalogDoor:
+class ConnectionCatalog:
     """Answers one connection's queries of the catalog."""
 
     def __init__(
@@ -105,7 +105,7 @@ class CatalogDoor:
         if not CatalogQueries.may_be_catalog_query(text):
             return False  # the database of rows is made for those that may need it
         queries = self._shared.queries
-        return await work_on(len(text), lambda: queries.is_catalog_query(text))
+        return await run_or_offload(len(text), lambda: queries.is_catalog_query(text))
 
     def parameter_oids(self, text: str, given: Sequence[int]) -> tuple[int, ...]:
         """Return the types of a statement's parameters. Raises `CatalogQueryError`."""

@@ -27,7 +27,7 @@ from actors.runtime.errors import SqlSyntaxError
 _LISTED: Final = frozenset({"tables", "views"})
 
 
-def answer_shown(text: str, names: ObjectNames) -> SparkCatalogAnswer | None:
+def answer_show_statement(text: str, names: ObjectNames) -> SparkCatalogAnswer | None:
     """Return what a text that lists tables or views is told of the service's objects; None for
     every other text, and for a list of a database that has none of them."""
     # By far the most texts are queries, and some of them long.

@@ -27,8 +27,8 @@ from actors.doors.sql_session.keyed_merge import (
     read_keyed_merge,
     repeated_match,
 )
-from actors.doors.sql_session.long_texts import work_on
-from actors.doors.sql_session.placed_text import PlacedText, joined, placed
+from actors.doors.sql_session.mapped_sql import MappedSql, concat_sql, join_sql
+from actors.doors.sql_session.offloading import run_or_offload
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.returning import ReturningList
 from actors.doors.sql_session.row_changes import NEW, ComputedChange, change_rows, read_rows
@@ -84,10 +84,10 @@ async def merge_rows(
 ) -> tuple[int, pa.Table | None]:
     """Carry a MERGE out; return as `change_rows` does, and raise as `merge`."""
     size = len(scope.parameters) * _PARAMETER_CHARACTERS + _length(statement)
-    keyed = await work_on(size, lambda: read_keyed_merge(scope, statement))
-    text = placed()
+    keyed = await run_or_offload(size, lambda: read_keyed_merge(scope, statement))
+    text = concat_sql()
     if keyed is None:
-        text = await work_on(size, _MergeQuery(scope, statement).text)
+        text = await run_or_offload(size, _MergeQuery(scope, statement).text)
 
     async def compute() -> ComputedChange:
         if keyed is not None:
@@ -137,21 +137,21 @@ class _MergeQuery:
         self._source = quote_name(statement.source_alias or name or "source")
         self._target = quote_name(statement.alias or scope.table)
 
-    def text(self) -> PlacedText:
+    def text(self) -> MappedSql:
         """Return the whole query."""
         target = self._target
         new = [
-            placed(self._chosen(column), f" AS {NEW}{number}")
+            concat_sql(self._chosen(column), f" AS {NEW}{number}")
             for number, column in enumerate(self._schema.columns)
         ]
         names = map(quote_name, self._schema.names)
         old = ", ".join(f"{target}.{name} AS {name}" for name in names)
         # Numbers tell rows apart that are equal: a bag may hold two of a kind.
-        return placed(
+        return concat_sql(
             f"SELECT * FROM (SELECT {old}, {target}.{_ROW} AS {_ROW}, ",
             self._clause_number(),
             f" AS {_ACTION}, ",
-            joined(", ", new),
+            join_sql(", ", new),
             f" FROM (SELECT *, monotonically_increasing_id() AS {_ROW}, true AS {_IN_TARGET} "
             f"FROM {quote_name(self._scope.table)}) AS {target} "
             f"FULL OUTER JOIN (SELECT *, true AS {_IN_SOURCE} FROM ",
@@ -161,7 +161,7 @@ class _MergeQuery:
             f" WHERE {_ACTION} IS NOT NULL",
         )
 
-    def _source_rows(self) -> PlacedText:
+    def _source_rows(self) -> MappedSql:
         """Return the relation of the source."""
         statement = self._statement
         query, rows = statement.source_query, statement.source_rows
@@ -169,53 +169,55 @@ class _MergeQuery:
         if query is not None and named:
             # On a line of its own: the query may end with a comment.
             inner = self._scope.spark(query.query).before("\n) AS v(")
-            return placed("(SELECT * FROM (", inner, named, "))")
+            return concat_sql("(SELECT * FROM (", inner, named, "))")
         if query is not None:
-            return placed("(", self._scope.spark(query.query).before(")"))
+            return concat_sql("(", self._scope.spark(query.query).before(")"))
         if rows is None:
             assert statement.source_name is not None
-            return placed(quote_name(object_name(statement.source_name)))
+            return concat_sql(quote_name(object_name(statement.source_name)))
         own = {column.name: column for column in self._schema.columns}
         columns = [own[name] for name in rows.names]
 
-        def value(span: TextSpan, column: TableColumn) -> PlacedText:
+        def value(span: TextSpan, column: TableColumn) -> MappedSql:
             literal = self._scope.default(column) if is_default(span) else ""
-            return placed(literal) if literal else self._scope.spark(span)
+            return concat_sql(literal) if literal else self._scope.spark(span)
 
-        lines = (placed("(", joined(", ", map(value, row, columns)), ")") for row in rows.rows)
-        return placed("(SELECT * FROM (VALUES ", joined(", ", lines), f") AS v({named}))")
+        lines = (
+            concat_sql("(", join_sql(", ", map(value, row, columns)), ")") for row in rows.rows
+        )
+        return concat_sql("(SELECT * FROM (VALUES ", join_sql(", ", lines), f") AS v({named}))")
 
-    def _condition(self) -> PlacedText:
+    def _condition(self) -> MappedSql:
         """Return the condition, with the bracket that closes the join."""
         on = self._statement.on
         if on is not None:
-            return placed("ON ", self._scope.spark(on).before(")")).around(on)
+            return concat_sql("ON ", self._scope.spark(on).before(")")).around(on)
         keys = map(quote_name, self._schema.key)
         equal = " AND ".join(f"{self._target}.{key} = {self._source}.{key}" for key in keys)
-        return placed(f"ON {equal})")
+        return concat_sql(f"ON {equal})")
 
-    def _clause_number(self) -> PlacedText:
+    def _clause_number(self) -> MappedSql:
         """Return the expression of the first clause that fits; NULL if none does."""
         cases = []
         for number, clause in enumerate(self._clauses):
-            test = placed(f"({_MATCHES[clause.match]})")
+            test = concat_sql(f"({_MATCHES[clause.match]})")
             if clause.condition is not None:
                 # One that is no condition is told of at the AND.
                 condition = self._scope.spark(clause.condition).before(")")
-                test = placed(test, " AND (", condition).around(clause.condition)
+                test = concat_sql(test, " AND (", condition).around(clause.condition)
             result = "NULL" if clause.action == "nothing" else str(number)
-            cases.append(placed("WHEN ", test, f" THEN {result}"))
-        return placed("CASE ", joined(" ", cases), " END")
+            cases.append(concat_sql("WHEN ", test, f" THEN {result}"))
+        return concat_sql("CASE ", join_sql(" ", cases), " END")
 
-    def _chosen(self, column: TableColumn) -> PlacedText:
+    def _chosen(self, column: TableColumn) -> MappedSql:
         """Return the expression of a column's new value, by the clause that fits."""
         values = ((number, self._value(each, column)) for number, each in enumerate(self._clauses))
-        cases = [placed(f"WHEN {n} THEN ", value) for n, value in values if value is not None]
+        cases = [concat_sql(f"WHEN {n} THEN ", value) for n, value in values if value is not None]
         if not cases:
-            return placed(f"CAST(NULL AS {column.type})")
-        return placed("CASE ", self._clause_number(), " ", joined(" ", cases), " END")
+            return concat_sql(f"CAST(NULL AS {column.type})")
+        return concat_sql("CASE ", self._clause_number(), " ", join_sql(" ", cases), " END")
 
-    def _value(self, clause: MergeClause, column: TableColumn) -> PlacedText | None:
+    def _value(self, clause: MergeClause, column: TableColumn) -> MappedSql | None:
         """Return what a clause gives a column, of its type; None if it makes no row."""
         context, name = self._scope.context, quote_name(column.name)
         match clause.action:
@@ -225,10 +227,10 @@ class _MergeQuery:
             case "update":
                 given = {fold(each.column[-1]): each.value for each in clause.assignments}
                 if fold(column.name) not in given:
-                    return placed(f"CAST({self._target}.{name} AS {column.type})")
+                    return concat_sql(f"CAST({self._target}.{name} AS {column.type})")
             case "insert given":
                 if column.name not in clause.columns:
-                    return placed(self._scope.default(column))
+                    return concat_sql(self._scope.default(column))
                 exact, conf = context.dialect is SqlDialect.POSTGRES, context.spark_conf()
                 return cast_column(f"{self._source}.{name}", column, conf, exact=exact)
             case "insert":
@@ -238,7 +240,7 @@ class _MergeQuery:
                     raise InvalidUsage(problem)
                 given = dict(zip(names, clause.values, strict=True))
                 if fold(column.name) not in given:
-                    return placed(self._scope.default(column))
+                    return concat_sql(self._scope.default(column))
             case _:
                 return None
         span = given[fold(column.name)]

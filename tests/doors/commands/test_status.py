@@ -20,7 +20,14 @@ import pytest
 from rich.console import Console
 
 from actors.doors.client.client import Client
-from actors.doors.commands.status import StatusSample, lines, picture, summary, take_snapshot, watch
+from actors.doors.commands.status import (
+    StatusSample,
+    lines,
+    render_screen,
+    summary,
+    take_snapshot,
+    watch,
+)
 from actors.runtime.errors import ConnectionBroken
 from actors.runtime.settings import Settings
 from actors.service import Service
@@ -120,7 +127,7 @@ async def test_both_ways_of_drawing_show_the_same(tmp_path: Path) -> None:
             sight = await take_snapshot(client)
     plain = "\n".join(lines(sight, None))
     console = Console(file=io.StringIO(), width=200, force_terminal=False)
-    console.print(picture(sight, None, "reconnecting: [x]"))
+    console.print(render_screen(sight, None, "reconnecting: [x]"))
     drawn = console.file.getvalue()  # type: ignore[attr-defined]
     for text in (plain, drawn):
         assert {"t", "w", "table", "view", "gathering"} <= set(text.split())

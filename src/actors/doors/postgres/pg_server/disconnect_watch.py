@@ -18,7 +18,7 @@ from actors.doors.sql_session.results import StatementResult
 from actors.runtime.errors import ConnectionBroken, PenstockError
 
 
-class ConnectedRows(AsyncGenerator[pa.RecordBatch, None]):
+class DisconnectWatch(AsyncGenerator[pa.RecordBatch, None]):
     """The batches of a subscribe, as long as its client is there. No generator of its own: closing
     one that has not begun would close nothing."""
 
@@ -65,8 +65,8 @@ class ConnectedRows(AsyncGenerator[pa.RecordBatch, None]):
         await self._batches.aclose()
 
 
-def while_connected(wire: PgWire, result: StatementResult) -> StatementResult:
+def end_on_disconnect(wire: PgWire, result: StatementResult) -> StatementResult:
     """Return a result whose rows end with the connection, if they are a subscribe's."""
     if result.tag == "SUBSCRIBE" and result.batches is not None:
-        result.batches = ConnectedRows(wire, result.batches)
+        result.batches = DisconnectWatch(wire, result.batches)
     return result

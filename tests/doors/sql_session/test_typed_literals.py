@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.doors.sql_session.typed_texts import typed_literal
+from actors.doors.sql_session.typed_literals import typed_literal
 from actors.engine.sql.type_names import WrittenType
 from actors.model.pgwire.sqlstate import InvalidClientData
 from actors.model.pgwire.type_oids import ARRAY_OF, BYTEA, INT4, JSON, TEXT, UUID

@@ -19,7 +19,7 @@ from actors.doors.connect_gateway.sql_names import parse_text
 from actors.doors.connect_gateway.statement_execution import StatementAnswer
 from actors.doors.sql_session import SqlSession
 from actors.doors.sql_session.audit import StatementAudit
-from actors.doors.sql_session.long_texts import work_on
+from actors.doors.sql_session.offloading import run_or_offload
 from actors.engine.catalyst.permitted_settings import is_of_meaning
 from actors.engine.sql import statements as sql
 from actors.engine.sql.tokens import SqlDialect
@@ -54,7 +54,7 @@ _COMPUTING: Final = (
 )
 
 
-class OwnStatements:
+class ServiceStatements:
     """Carries out the service's own statements, each in a session of its own."""
 
     def __init__(self, connect: Callable[[str], Awaitable[Client]], settings: Settings) -> None:
@@ -67,7 +67,7 @@ class OwnStatements:
     ) -> StatementAnswer | None:
         """See `ExecuteStatement`."""
         try:
-            statement = await work_on(len(text), lambda: parse_text(text))
+            statement = await run_or_offload(len(text), lambda: parse_text(text))
         except SqlSyntaxError:
             # Spark would refuse it in words of its own, which say nothing of our grammar.
             if _BEGINS.match(text):

@@ -18,13 +18,13 @@ _LINE: Final = re.compile(r"\Aline \d+, column \d+")
 
 
 @contextmanager
-def places_in(span: TextSpan) -> Iterator[None]:
+def map_positions(span: TextSpan) -> Iterator[None]:
     """Give errors in a part of a statement, read alone, their places in the whole text; messages
     that name line and column name those there.
 
     >>> from actors.engine.sql.grammar import split_statements
     >>> (_, second) = split_statements("SELECT 1;\\n CREATE x")
-    >>> with places_in(second):
+    >>> with map_positions(second):
     ...     raise SqlSyntaxError("line 1, column 9: no", position=7)
     Traceback (most recent call last):
     actors.runtime.errors.SqlSyntaxError: line 2, column 9: no
@@ -42,7 +42,7 @@ def places_in(span: TextSpan) -> Iterator[None]:
 
 
 @contextmanager
-def without_places() -> Iterator[None]:
+def drop_positions() -> Iterator[None]:
     """Take the places from errors in a text that the client has not sent with this statement."""
     try:
         yield
@@ -51,11 +51,11 @@ def without_places() -> Iterator[None]:
         raise
 
 
-async def rows_without_places(
+async def rows_without_positions(
     batches: AsyncGenerator[pa.RecordBatch, None],
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the same batches; their errors have no places."""
-    with without_places():
+    with drop_positions():
         async with aclosing(batches) as found:
             async for batch in found:
                 yield batch

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from actors.control.access.role_registry import TOKEN_BYTES, token_digest
 from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext
 from actors.doors.sql_session.default_values import defined_default
-from actors.doors.sql_session.placed_text import PlacedText
-from actors.doors.sql_session.reading import queried_rows
+from actors.doors.sql_session.mapped_sql import MappedSql
+from actors.doors.sql_session.query_statements import queried_rows
 from actors.doors.sql_session.results import StatementResult, result_of
 from actors.doors.sql_session.row_values import SqlParameter, schema_of
-from actors.doors.sql_session.writing import named_columns, put_rows
+from actors.doors.sql_session.write_statements import named_columns, put_rows
 from actors.engine.sql.statements import (
     ChangeStatement,
     CreateTableAsStatement,
@@ -93,7 +93,7 @@ async def _carry_out(
     parameters: Parameters,
 ) -> list[str]:
     """Complete a request and send it. Return its notices."""
-    query: PlacedText | None = None
+    query: MappedSql | None = None
     match request:
         case api.CreateTable(name=name, schema=schema):
             defaults = await _defined(context, name, schema, statement.defaults)
@@ -127,7 +127,7 @@ async def _carry_out(
 
 def _view_query(
     context: SessionContext, span: TextSpan, parameters: Parameters, *, plain: bool
-) -> PlacedText:
+) -> MappedSql:
     if not plain:
         return context.spark(span, parameters)
     # Read anew in each session: a time that is the creator's alone is not left to its reader.
@@ -136,7 +136,7 @@ def _view_query(
 
 
 def _view_request(
-    context: SessionContext, request: api.CreateView, query: PlacedText
+    context: SessionContext, request: api.CreateView, query: MappedSql
 ) -> api.CreateView:
     if request.plain:
         return replace(request, sql=query.text)

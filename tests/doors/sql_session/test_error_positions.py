@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from actors.doors.sql_session.placed_text import PlacedText, joined, placed
+from actors.doors.sql_session.mapped_sql import MappedSql, concat_sql, join_sql
 from actors.doors.sql_session.row_values import SqlParameter
 from actors.doors.sql_session.session import SqlSession
 from actors.doors.sql_session.transaction import PendingChange
@@ -247,9 +247,9 @@ async def test_a_parameter_that_is_not_given_is_where_it_was_written() -> None:
 
 def test_a_text_that_was_changed_has_no_places() -> None:
     lexed = lex_text("SELECT a", SqlDialect.POSTGRES)
-    part = PlacedText.of(TextSpan(lexed, 1, 2), to_spark(lexed.part(1, 2)))
-    assert joined(", ", ["x", part, part]).place_of(6) == 7
-    whole = placed("SELECT ", part)
+    part = MappedSql.of(TextSpan(lexed, 1, 2), to_spark(lexed.part(1, 2)))
+    assert join_sql(", ", ["x", part, part]).place_of(6) == 7
+    whole = concat_sql("SELECT ", part)
     assert whole.within("WITH b AS (SELECT a) (SELECT a)").place_of(29) == 7
     assert whole.within("WITH b AS (SELECT a) (SELECT a)").place_of(18) is None
     assert whole.within("SELECT b").parts == ()

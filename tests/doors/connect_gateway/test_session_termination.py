@@ -94,7 +94,7 @@ async def test_an_operation_of_spark_ends_with_the_right_to_what_it_reads(tmp_pa
 async def test_an_operation_of_a_role_without_code_has_a_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.doors.connect_gateway.listening.SWEEP_MS", 20)
+    monkeypatch.setattr("actors.doors.connect_gateway.server.SWEEP_MS", 20)
     # expires: Spark hangs
     async with gateway_world(tmp_path, query_deadline_ms=200) as world:
         app = await reader(world)

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from actors.doors.client.client import ChangeBatch
 from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext
-from actors.doors.sql_session.placed_text import PlacedText
+from actors.doors.sql_session.mapped_sql import MappedSql
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter
 from actors.engine.sql.statements import SubscribeStatement, composed
@@ -177,7 +177,7 @@ async def _plain_object(
 
 def _query_text(
     context: SessionContext, statement: SubscribeStatement, parameters: Sequence[SqlParameter]
-) -> PlacedText:
+) -> MappedSql:
     assert statement.query is not None, "a subscribe has a name or a query"
     return context.spark(statement.query, parameters)
 
