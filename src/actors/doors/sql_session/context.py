@@ -47,8 +47,13 @@ from actors.engine.sql.dialects import SparkText, to_spark, without_schema
 from actors.engine.sql.object_names import CATALOGS, SCHEMAS, object_name
 from actors.engine.sql.statements import QualifiedName, QueryStatement, SqlStatement, TextSpan
 from actors.engine.sql.tokens import SqlDialect
+from actors.engine.sql.type_dependent_places import (
+    PlaceFinder,
+    PlaceRoles,
+    marked_length,
+    marked_queries,
+)
 from actors.engine.sql.type_names import WrittenType
-from actors.engine.sql.typed_places import PlaceFinder, PlaceRoles, queried_length, typed_queries
 from actors.engine.views.plain_sql import query_text
 from actors.engine.views.plain_views import inline_views
 from actors.engine.views.read_choice import QueryChoice, choose_query
@@ -251,12 +256,12 @@ class SessionContext:
         """Return a query or an expression of the statement in Spark's dialect, with its places.
         Raises `SqlSyntaxError`."""
         if self.dialect is SqlDialect.SPARK:
-            return PlacedText.of(span, SparkText(without_schema(span.alone(), SCHEMAS, CATALOGS)))
+            return PlacedText.of(span, SparkText(without_schema(span.as_text(), SCHEMAS, CATALOGS)))
         literals = [each.text for each in parameters]
         times = self.times
         with places_in(span):
             spark = to_spark(
-                span.alone(),
+                span.as_text(),
                 literals,
                 # In UTC, which has no summer time, Spark reads all as PostgreSQL does.
                 None if times.is_utc else times,
@@ -283,8 +288,8 @@ class SessionContext:
         find = self.find_places
         if find is None:
             return {}
-        size = queried_length(statement)
-        queries = await work_on(size, lambda: typed_queries(statement)) if size else []
+        size = marked_length(statement)
+        queries = await work_on(size, lambda: marked_queries(statement)) if size else []
         if not queries:
             return {}
         schemas = schemas_of(await self.catalog.known())
