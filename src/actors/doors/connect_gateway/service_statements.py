@@ -20,7 +20,7 @@ from actors.doors.connect_gateway.statement_execution import StatementAnswer
 from actors.doors.sql_session import SqlSession
 from actors.doors.sql_session.audit import StatementAudit
 from actors.doors.sql_session.offloading import run_or_offload
-from actors.engine.catalyst.permitted_settings import is_of_meaning
+from actors.engine.catalyst.permitted_settings import affects_results
 from actors.engine.sql import statements as sql
 from actors.engine.sql.tokens import SqlDialect
 from actors.engine.views.query_analysis import find_mentioned_tables
@@ -99,7 +99,7 @@ def _check_settings(statement: sql.SqlStatement, conf: Mapping[str, str]) -> Non
     match statement:
         # A setting that no view may have could still change what its query means in this session.
         case sql.ChangeStatement(command="CREATE MATERIALIZED VIEW") | sql.ExplainStatement():
-            refused = {name for name in conf if not is_of_meaning(name)}
+            refused = {name for name in conf if not affects_results(name)}
             what = "a view keeps no setting of this kind"
         # The ANSI mode is the reader's. dbt turns it off in every session of its own, and could
         # make no plain view at all.

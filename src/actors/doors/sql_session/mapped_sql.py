@@ -10,7 +10,7 @@ in what nobody wrote has no place. Pure.
 >>> from actors.engine.sql.tokens import SqlDialect
 >>> text = "DELETE FROM t WHERE nope::int4 > 0"
 >>> condition = parse_statement(text, SqlDialect.POSTGRES).where
->>> spark = to_spark(condition.alone())
+>>> spark = to_spark(condition.as_text())
 >>> made = concat_sql("SELECT * FROM `t` WHERE ", MappedSql.of(condition, spark))
 >>> made.text, made.place_of(made.text.index(">")), made.place_of(7)
 ('SELECT * FROM `t` WHERE nope::int > 0', 31, None)
@@ -52,7 +52,7 @@ class MappedSql(msgspec.Struct, frozen=True, gc=False):
         """Return this text of one span with another one behind it, whose place is the span's end:
         there Spark tells of an expression that ends too early."""
         assert self.span is not None
-        return concat_sql(self, MappedSql(text, (), self.span.behind()))
+        return concat_sql(self, MappedSql(text, (), self.span.end_span()))
 
     def within(self, whole: str) -> MappedSql:
         """Return a text that has this one in it, with nothing but brackets behind it. Its parts

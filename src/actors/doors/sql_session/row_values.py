@@ -79,10 +79,10 @@ def literal_value(span: TextSpan, parameters: Sequence[SqlParameter]) -> Any:
     (without a zone: of the session's); a string or a parameter as a `SqlParameter`, whose type may
     be that of its place; `DEFAULT_MARK` for DEFAULT.
 
-    >>> from actors.engine.sql.statements import composed
-    >>> literal_value(composed(SqlDialect.SPARK, "-12"), ())
+    >>> from actors.engine.sql.statements import generated_span
+    >>> literal_value(generated_span(SqlDialect.SPARK, "-12"), ())
     -12
-    >>> literal_value(composed(SqlDialect.POSTGRES, "$1"), (SqlParameter("a", "'a'"),)).value
+    >>> literal_value(generated_span(SqlDialect.POSTGRES, "$1"), (SqlParameter("a", "'a'"),)).value
     'a'
 
     Raises:

@@ -1,9 +1,9 @@
 """SUBSCRIBE: the changes of an object, of some columns and rows of one, or of any query's result.
 
-Theory of operation. A query that is a plain read of one object (`simple_read`, without an order or
-a limit) follows that object, and its changes are filtered and projected here as they come. Rows of
-one time that cancel then, as an update of a column that is not shown makes them, are left out. A
-change that comes in pieces is summed up piece by piece, so that memory holds one.
+Theory of operation. A query that is a plain read of one object (`parse_plain_read`, without an
+order or a limit) follows that object, and its changes are filtered and projected here as they come.
+Rows of one time that cancel then, as an update of a column that is not shown makes them, are left
+out. A change that comes in pieces is summed up piece by piece, so that memory holds one.
 
 For every other query a maintained view is created under a name that no user can give
 (`is_subscribed_view`). It is followed like any view, and dropped when the rows' generator is
@@ -27,9 +27,9 @@ from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext
 from actors.doors.sql_session.mapped_sql import MappedSql
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter
-from actors.engine.sql.statements import SubscribeStatement, composed
+from actors.engine.sql.statements import SubscribeStatement, generated_span
 from actors.engine.sql.tokens import quote_name
-from actors.engine.views.simple import SimpleRead
+from actors.engine.views.plain_read import PlainRead
 from actors.model.plan.schema import DIFF, TIME, TableSchema
 from actors.model.plan.updates import consolidate
 from actors.model.protocol.api import TIME_ZONE, CreateView
@@ -56,7 +56,7 @@ class FollowedObject(msgspec.Struct, frozen=True):
     """True if all columns are shown, so that no two rows become equal."""
 
     @classmethod
-    def of(cls, read: SimpleRead, schema: TableSchema) -> FollowedObject:
+    def of(cls, read: PlainRead, schema: TableSchema) -> FollowedObject:
         """Return the object of a plain read. Raises `InvalidUsage`."""
         kinds = schema.arrow()
         fields = [
@@ -150,7 +150,7 @@ async def _query_of_plain_view(
     if entry.kind != PLAIN_VIEW:
         return statement
     # Backticks are quotes in both dialects here.
-    query = composed(context.dialect, f"SELECT * FROM {quote_name(entry.name)}")
+    query = generated_span(context.dialect, f"SELECT * FROM {quote_name(entry.name)}")
     return msgspec.structs.replace(statement, name=None, query=query)
 
 
@@ -163,7 +163,7 @@ async def _plain_object(
         if entry.schema is None:
             raise InvalidUsage(f"{entry.name} is a {entry.kind}: it has no changes to follow")
         columns = tuple(entry.schema.names)
-        return FollowedObject.of(SimpleRead(entry.name, columns, columns), entry.schema)
+        return FollowedObject.of(PlainRead(entry.name, columns, columns), entry.schema)
     schemas = await context.catalog.readable()
     read = context.choose_query(_query_text(context, statement, parameters).text, schemas).read
     # An order says nothing of a stream, and a limit is kept only by who has all rows.
@@ -219,7 +219,7 @@ async def _query_view(
         raise
     # The view has the rows of the query, and is followed whole.
     columns = tuple(schema.names)
-    return FollowedObject.of(SimpleRead(name, columns, columns), schema)
+    return FollowedObject.of(PlainRead(name, columns, columns), schema)
 
 
 async def _drop_view(context: SessionContext, name: str) -> None:

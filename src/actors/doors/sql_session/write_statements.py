@@ -59,7 +59,7 @@ from actors.engine.sql.statements import (
     QueryStatement,
     TextSpan,
     UpdateStatement,
-    composed,
+    generated_span,
 )
 from actors.engine.sql.tokens import SqlDialect, quote_name
 from actors.model.plan.schema import TableColumn, TableSchema
@@ -69,7 +69,7 @@ from actors.runtime.errors import AccessDenied, DuplicateKey, InvalidUsage
 Parameters = Sequence[SqlParameter]
 KEYS_CHECKED_MAX: Final = 1_000
 """Rows of one INSERT whose keys are looked up before COMMIT does."""
-_DEFAULT: Final = composed(SqlDialect.SPARK, "DEFAULT")
+_DEFAULT: Final = generated_span(SqlDialect.SPARK, "DEFAULT")
 """A value of DEFAULT VALUES."""
 
 

@@ -29,8 +29,8 @@ from actors.control.controller.tables.table_arrangements import TableArrangement
 from actors.durable.arrangement.arrangement import Arrangement
 from actors.durable.arrangement.hashing import Hashes, hash_values
 from actors.durable.arrangement.reading import ArrangementSnapshot
+from actors.engine.views.plain_read import PlainRead
 from actors.engine.views.read_choice import KnownIndex, ReadChoice, choose_ways, fixed_columns
-from actors.engine.views.simple import SimpleRead
 from actors.model.plan.schema import DIFF
 from actors.model.protocol.compute import Peek
 from actors.model.protocol.relations import is_relation
@@ -232,7 +232,7 @@ def ways_to_read(
     return choose_ways(primary, indexes, set(fixed), by_key=by_key)
 
 
-def first_way(state: ControllerState, read: SimpleRead) -> ReadChoice:
+def first_way(state: ControllerState, read: PlainRead) -> ReadChoice:
     """Return the way of a plain read at the latest time; that from memory also where a table is
     arranged only by the read itself."""
     if is_relation(read.name):

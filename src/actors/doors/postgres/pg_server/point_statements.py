@@ -77,7 +77,7 @@ def find_point(
     literals = [spark_literal(each, oid) for each, oid in zip(examples, oids, strict=True)]
     try:
         with map_positions(statement.query):
-            query = to_spark(statement.query.alone(), literals, read_typed=_typed).text
+            query = to_spark(statement.query.as_text(), literals, read_typed=_typed).text
     except InvalidClientData:
         return None  # what is cast to a uuid is another text afterwards, or a time of some zone
     read = choose_query(query, schemas, conf).read

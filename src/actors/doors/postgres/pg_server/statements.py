@@ -131,7 +131,7 @@ def count_parameters(span: TextSpan) -> int:
     """Return the greatest number of a parameter in a text. Raises `InvalidUsage` for too many.
 
     >>> from actors.engine.sql.tokens import SqlDialect
-    >>> count_parameters(sql.composed(SqlDialect.POSTGRES, "SELECT $2, '$9', $1"))
+    >>> count_parameters(sql.generated_span(SqlDialect.POSTGRES, "SELECT $2, '$9', $1"))
     2
     """
     numbers = [int(token.text[1:12]) for token in span.tokens if token.kind == "parameter"]

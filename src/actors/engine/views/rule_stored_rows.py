@@ -31,7 +31,7 @@ _FLOATS: Final = ("float", "double")
 _UNGROUPED: Final = ("map<", "variant", "void", "interval", "unknown")
 
 
-class KeptOperator(PassingOperator):
+class StoredRowsOperator(PassingOperator):
     """The rows of another operator, with a state of their own."""
 
     def __init__(
@@ -41,15 +41,15 @@ class KeptOperator(PassingOperator):
         types: Mapping[str, str],
         by: Ids | None = None,
         *,
-        handed_on: bool = True,
+        exact_floats: bool = True,
         bounded: bool = False,
     ) -> None:
         """`types`: of the columns. `by`: the columns by which changed rows look up their old ones;
-        all if None. `handed_on`: true if 0.0 and -0.0 must stay different. `bounded`: true if the
-        plan alone bounds the number of rows. Raises `UnsupportedConstruct` for rows that cannot be
-        kept."""
+        all if None. `exact_floats`: true if 0.0 and -0.0 must stay different. `bounded`: true if
+        the plan alone bounds the number of rows. Raises `UnsupportedConstruct` for rows that cannot
+        be kept."""
         super().__init__(context, below)
-        why = unkeepable_reason(types, below.columns, by or ()) if handed_on else ""
+        why = unstorable_reason(types, below.columns, by or ()) if exact_floats else ""
         if why:
             raise UnsupportedConstruct(why)
         self._types = types
@@ -57,7 +57,7 @@ class KeptOperator(PassingOperator):
         prefix = context.prefix()
         # GROUP BY takes 0.0 and -0.0 for one value: floats are kept as text, which has the same
         # digits but cannot be looked up.
-        floats = [id_ for id_ in below.columns if handed_on and types[id_].lower() in _FLOATS]
+        floats = [id_ for id_ in below.columns if exact_floats and types[id_].lower() in _FLOATS]
         self._texts = {id_: f"{prefix}{id_}" for id_ in floats}
         rows = below
         if self._texts:
@@ -130,21 +130,21 @@ def make_searchable(
     types: Mapping[str, str],
     keys: Ids,
     *,
-    handed_on: bool = True,
+    exact_floats: bool = True,
 ) -> ViewOperator:
     """Return an operator whose rows can be looked up by `keys`: the same one, or a kept one. Raises
     `UnsupportedConstruct` for rows that cannot be kept."""
     if not keys or below.seekable(keys):
         return below
-    return KeptOperator(context, below, types, keys, handed_on=handed_on)
+    return StoredRowsOperator(context, below, types, keys, exact_floats=exact_floats)
 
 
-def unkeepable_reason(types: Mapping[str, str], columns: Ids, by: Ids) -> str:
+def unstorable_reason(types: Mapping[str, str], columns: Ids, by: Ids) -> str:
     """Return why rows of these columns cannot be kept and looked up `by` some; empty when they can.
 
-    >>> unkeepable_reason({"i0_x": "int", "i0_m": "map<int,int>"}, ("i0_x", "i0_m"), ())
+    >>> unstorable_reason({"i0_x": "int", "i0_m": "map<int,int>"}, ("i0_x", "i0_m"), ())
     'a state of rows with i0_m, which is of type map<int,int>'
-    >>> unkeepable_reason({"i0_x": "int", "i0_f": "double"}, ("i0_x", "i0_f"), ("i0_x",))
+    >>> unstorable_reason({"i0_x": "int", "i0_f": "double"}, ("i0_x", "i0_f"), ("i0_x",))
     ''
     """
     for id_ in columns:

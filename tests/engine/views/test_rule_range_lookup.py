@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from actors.engine.views.delta import DerivedPlan, derive
-from actors.engine.views.rule_compared import drop_unread_columns
+from actors.engine.views.rule_range_lookup import drop_unread_columns
 from actors.model.plan.delta import columns_of
 from actors.model.plan.relational import (
     AggregateCall,

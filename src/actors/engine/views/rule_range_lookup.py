@@ -19,7 +19,7 @@ import msgspec
 
 from actors.engine.sql.tokens import SqlToken, lex_sql
 from actors.engine.views.operators import DerivationContext, ViewOperator, is_name
-from actors.engine.views.rule_join import ComparedSide
+from actors.engine.views.rule_join import RangeLookup
 from actors.engine.views.rule_linear import ProjectOperator
 from actors.model.plan.relational import (
     AggregationNode,
@@ -42,15 +42,15 @@ _SHIFTED: Final = re.compile(r"\(?(\w+) ([+-]) (INTERVAL '[^']*' [A-Z]+(?: TO [A
 _TRIED: Final = {"+": "try_add", "-": "try_subtract"}
 
 
-def compared_sides(
+def range_lookups(
     context: DerivationContext, plan: JoinNode, sides: Sequence[ViewOperator], read: Iterable[str]
-) -> tuple[tuple[ViewOperator, ...], dict[int, ComparedSide]]:
+) -> tuple[tuple[ViewOperator, ...], dict[int, RangeLookup]]:
     """Return the inputs of a join, its single rows with bounds as columns, and for each of these
     the table that it is compared with.
 
     `read`: the columns that are read of the join.
     """
-    made, found = list(sides), dict[int, ComparedSide]()
+    made, found = list(sides), dict[int, RangeLookup]()
     for place, side in enumerate(sides):
         # A column that is read above the join appears in its rows: then every row of the table
         # changes.
@@ -73,7 +73,7 @@ def compared_sides(
         if extra:
             passed = tuple(NamedExpression(id_, id_) for id_ in side.columns)
             made[place] = ProjectOperator(context, (*passed, *extra), side)
-        found[place] = ComparedSide(other, *table, tuple(bounds))
+        found[place] = RangeLookup(other, *table, tuple(bounds))
     return tuple(made), found
 
 

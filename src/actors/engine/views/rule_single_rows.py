@@ -2,7 +2,7 @@
 
 A query with scalar subqueries joins as many single rows, and a join of n inputs has n terms of n
 inputs each. So the rows are united instead, each padded with NULLs, and kept as a state
-(`rule_kept`); one grouping without keys takes each column from the row that has it.
+(`rule_stored_rows`); one grouping without keys takes each column from the row that has it.
 
     {(a)} × {(b)}   =   max(a), max(b) over {(a, NULL), (NULL, b)}   where both rows exist
 """
@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from actors.engine.views.operators import DerivationContext, ViewOperator
-from actors.engine.views.rule_compared import compared_sides
 from actors.engine.views.rule_join import JoinOperator
-from actors.engine.views.rule_kept import KeptOperator, unkeepable_reason
 from actors.engine.views.rule_linear import FilterOperator, ProjectOperator, UnionOperator
+from actors.engine.views.rule_range_lookup import range_lookups
 from actors.engine.views.rule_recompute import RecomputeOperator
+from actors.engine.views.rule_stored_rows import StoredRowsOperator, unstorable_reason
 from actors.model.plan.relational import (
     AggregateCall,
     AggregationNode,
@@ -43,10 +43,10 @@ def inner_join(
     types = dict(plan.types)
     rows = [side for side in sides if side.is_one_row() and not side.is_constant()]
     columns = tuple(id_ for row in rows for id_ in row.columns)
-    if len(rows) < PACKED_MIN or unkeepable_reason(types, columns, ()):
+    if len(rows) < PACKED_MIN or unstorable_reason(types, columns, ()):
         if read is None:
             return JoinOperator(context, tuple(sides), plan.equal, plan.residual)
-        inputs, compared = compared_sides(context, plan, sides, read)
+        inputs, compared = range_lookups(context, plan, sides, read)
         return JoinOperator(context, inputs, plan.equal, plan.residual, compared)
     packed = _packed(context, plan, rows, types)
     within = [each for each in plan.equal if {each.left, each.right} <= {*columns}]
@@ -85,7 +85,7 @@ def _packed(
         )
         for row in rows
     )
-    kept = KeptOperator(context, UnionOperator(context, padded), types, bounded=True)
+    kept = StoredRowsOperator(context, UnionOperator(context, padded), types, bounded=True)
     count = f"{context.prefix()}rows"
     calls = [AggregateCall(id_, "max", id_, types[id_], types[id_]) for id_ in kept.columns]
     # The count decides whether all rows exist: a row of NULLs cannot be told from none by its

@@ -20,11 +20,11 @@ _MAY_HAVE_OPTIONS: Final = re.compile(r"\b(?:SOURCE|SINK)\b", re.IGNORECASE)
 """Words of statements whose options may hold a secret."""
 
 
-def shown_statement(text: str, dialect: SqlDialect) -> str:
+def redact_statement(text: str, dialect: SqlDialect) -> str:
     """Return a statement as it is shown to others than its author: with its secrets blanked, "" for
     one whose secrets cannot be found.
 
-    >>> shown_statement("CREATE ROLE r PASSWORD 'x'", SqlDialect.POSTGRES)
+    >>> redact_statement("CREATE ROLE r PASSWORD 'x'", SqlDialect.POSTGRES)
     'CREATE ROLE r PASSWORD ***'
     """
     try:
@@ -34,14 +34,14 @@ def shown_statement(text: str, dialect: SqlDialect) -> str:
         statement = None
         if _MAY_HAVE_OPTIONS.search(text):
             return ""
-    return blanked(text, dialect, statement)
+    return redact_text(text, dialect, statement)
 
 
-def blanked(text: str, dialect: SqlDialect, statement: SqlStatement | None = None) -> str:
+def redact_text(text: str, dialect: SqlDialect, statement: SqlStatement | None = None) -> str:
     """Return a text with its secrets blanked: passwords wherever they stand, and all strings among
     the options of sources and sinks. "" for a text that cannot be split into tokens.
 
-    >>> blanked("PREPARE p AS ALTER ROLE r PASSWORD 'x'", SqlDialect.POSTGRES)
+    >>> redact_text("PREPARE p AS ALTER ROLE r PASSWORD 'x'", SqlDialect.POSTGRES)
     'PREPARE p AS ALTER ROLE r PASSWORD ***'
     """
     try:

@@ -6,7 +6,7 @@ place has a name of its own there, which tells its offset in the statement. Pure
 
 >>> from actors.engine.sql.grammar import parse_statement
 >>> from actors.engine.sql.tokens import SqlDialect
->>> typed_queries(parse_statement(r"SELECT a FROM t WHERE b = 'a\\134'", SqlDialect.POSTGRES))
+>>> marked_queries(parse_statement(r"SELECT a FROM t WHERE b = 'a\\134'", SqlDialect.POSTGRES))
 ['SELECT a FROM t WHERE b = "penstock place 26"']
 """
 
@@ -42,15 +42,15 @@ _SIGNS: Final = re.compile(r"\\|::|\bcast\b", re.IGNORECASE)
 _TYPE_WORDS: Final = ("DATE", "TIME", "TIMESTAMP", "TIMESTAMPTZ", "INTERVAL", "BYTEA", "ESCAPE")
 
 
-def typed_queries(statement: sql.SqlStatement) -> list[str]:
+def marked_queries(statement: sql.SqlStatement) -> list[str]:
     """Return the queries of a statement with names for such places; none if it has no places."""
     written = _Marker()
     queries = list(_queries(statement, written))
     return queries if written.wanted else []
 
 
-def queried_length(statement: sql.SqlStatement) -> int:
-    """Return the length of the texts that `typed_queries` reads; 0 if none has such a place."""
+def marked_length(statement: sql.SqlStatement) -> int:
+    """Return the length of the texts that `marked_queries` reads; 0 if none has such a place."""
     spans: list[sql.TextSpan] = []
 
     def note(span: sql.TextSpan) -> str:
@@ -71,7 +71,7 @@ class _Marker:
         self.wanted = False
 
     def __call__(self, span: sql.TextSpan) -> str:
-        lexed, text = span.alone(), span.text
+        lexed, text = span.as_text(), span.text
         parts, at = [], 0
         for place, token in enumerate(lexed.tokens):
             end = token.end

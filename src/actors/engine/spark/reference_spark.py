@@ -1,10 +1,10 @@
-"""Plain Spark as the test oracle: ``python -m actors.engine.spark.plain REQUEST``.
+"""Plain Spark as the test oracle: ``python -m actors.engine.spark.reference_spark REQUEST``.
 
 Runs query texts as they are over Parquet files, in a process and a session of its own, with Spark's
 own settings. It shares nothing with the engine but the choice of Java and the archive of Spark's
 classes: no delta plan, no translation, no prepared step. A view should hold its answers.
 
-REQUEST is a JSON file (`PlainRequest`). Each answer is written as a Parquet file; the process
+REQUEST is a JSON file (`ReferenceRequest`). Each answer is written as a Parquet file; the process
 prints one line for each and exits with status 0, or with 2 after one line that says what failed.
 """
 
@@ -29,7 +29,7 @@ from actors.runtime.errors import EngineUnavailable, PenstockError
 STATUS_FAILED: Final = 2
 
 
-class PlainQuery(msgspec.Struct, frozen=True):
+class ReferenceQuery(msgspec.Struct, frozen=True):
     """One query text, its tables as Parquet files, and the path of its answer."""
 
     sql: str
@@ -37,16 +37,16 @@ class PlainQuery(msgspec.Struct, frozen=True):
     output: str
 
 
-class PlainRequest(msgspec.Struct, frozen=True):
+class ReferenceRequest(msgspec.Struct, frozen=True):
     """The queries to run. Everything temporary stays below `scratch`."""
 
-    queries: tuple[PlainQuery, ...]
+    queries: tuple[ReferenceQuery, ...]
     scratch: str
     master: str = "local[*]"
     driver_memory: str = "768m"
 
 
-def run(request: PlainRequest) -> None:
+def run(request: ReferenceRequest) -> None:
     """Answer every query, in order. Raises `EngineUnavailable` when there is no Java."""
     scratch = Path(request.scratch)
     java = find_java(scratch)
@@ -71,7 +71,7 @@ def run(request: PlainRequest) -> None:
         session.stop()
 
 
-def _conf(request: PlainRequest, scratch: Path, archive: Path | None) -> dict[str, str]:
+def _conf(request: ReferenceRequest, scratch: Path, archive: Path | None) -> dict[str, str]:
     options = f"-XX:-UsePerfData -Djava.io.tmpdir={scratch} {archive_options(archive)}"
     return {
         "spark.master": request.master,
@@ -94,10 +94,10 @@ def _conf(request: PlainRequest, scratch: Path, archive: Path | None) -> dict[st
 def main() -> int:
     """Run the request that the argument names; return the exit status."""
     if len(sys.argv) != 2:
-        print("usage: python -m actors.engine.spark.plain REQUEST.json", file=sys.stderr)
+        print("usage: python -m actors.engine.spark.reference_spark REQUEST.json", file=sys.stderr)
         return STATUS_FAILED
     try:
-        run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=PlainRequest))
+        run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=ReferenceRequest))
     except (PenstockError, PySparkException, Py4JError, msgspec.MsgspecError, OSError) as error:
         text = str(error).strip().splitlines() or [""]
         print(f"plain Spark failed: {type(error).__name__}: {text[0]}", file=sys.stderr)

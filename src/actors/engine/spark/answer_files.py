@@ -66,7 +66,7 @@ _ANSWER_SHARE: Final = 2
 """Factor by which an answer of unknown size may exceed `collected_bytes_max`."""
 
 
-class FilesUnseen(Exception):
+class FilesNotVisible(Exception):
     """Rows that Spark wrote into files are not in those that are seen here."""
 
     def __init__(self, rows: int, written: int, out: Path) -> None:
@@ -141,7 +141,7 @@ def too_large(error: Exception) -> bool:
 
 def write_files(found: DataFrame, time: int | None, out: Path) -> tuple[FileDone, ...]:
     """Run the query into files, all rows at `time` (None: without a time), in the order of the
-    files and of the rows in each. Raises Spark's own errors, and `FilesUnseen`.
+    files and of the rows in each. Raises Spark's own errors, and `FilesNotVisible`.
 
     The files lie in `out`, and are removed by their reader; they hold no metadata of Spark's.
     """
@@ -166,7 +166,7 @@ def write_files(found: DataFrame, time: int | None, out: Path) -> tuple[FileDone
         if written is not None and written.get["rows"] != made:
             for each in done:
                 Path(each.path).unlink()
-            raise FilesUnseen(made, written.get["rows"], out)
+            raise FilesNotVisible(made, written.get["rows"], out)
         return tuple(done)
     finally:
         # With Spark's own files in it (checksums, `_SUCCESS`).

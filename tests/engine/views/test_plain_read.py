@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.engine.views.plain_read import PlainRead, parse_plain_read
 from actors.engine.views.plain_sql import LiteralValue, query_text, value_of
-from actors.engine.views.simple import SimpleRead, simple_read
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.plan.updates import from_ipc
 from actors.model.protocol.message_parts import OrderBy, RowSetFinishing
@@ -40,8 +40,8 @@ TABLES = {
 }
 
 
-def read(sql: str) -> SimpleRead | None:
-    return simple_read(sql, TABLES)
+def read(sql: str) -> PlainRead | None:
+    return parse_plain_read(sql, TABLES)
 
 
 def comparisons_of(sql: str) -> list[tuple[str, str, Any]]:
@@ -55,7 +55,7 @@ def comparisons_of(sql: str) -> list[tuple[str, str, Any]]:
 
 def test_columns_keep_the_names_that_were_written() -> None:
     found = read("select f.ID, carrier AS c, `delay` from FLIGHTS as f")
-    assert found == SimpleRead("Flights", ("id", "Carrier", "delay"), ("ID", "c", "delay"))
+    assert found == PlainRead("Flights", ("id", "Carrier", "delay"), ("ID", "c", "delay"))
     whole = read("SELECT * FROM flights")
     assert whole is not None
     assert whole.project == whole.names == TABLES["Flights"].names

@@ -32,7 +32,7 @@ PLAIN_CHARACTERS_MAX: Final = 16_384
 """Length of a text that is looked at."""
 
 
-class SimpleRead(msgspec.Struct, frozen=True):
+class PlainRead(msgspec.Struct, frozen=True):
     """A query as a read of one object. `names` are the result's columns, one for each of
     `project`."""
 
@@ -43,7 +43,7 @@ class SimpleRead(msgspec.Struct, frozen=True):
     finishing: RowSetFinishing | None = None
 
 
-def simple_read(sql: str, tables: Mapping[str, TableSchema]) -> SimpleRead | None:
+def parse_plain_read(sql: str, tables: Mapping[str, TableSchema]) -> PlainRead | None:
     """Return the read that answers the query; None if it is not simple. `tables`: the objects that
     the query may name, with a relation of the service under its full name."""
     # To look at thousands of values would hold the service up, and Spark takes such a query anyway.
@@ -55,7 +55,7 @@ def simple_read(sql: str, tables: Mapping[str, TableSchema]) -> SimpleRead | Non
         return None
 
 
-def _read(reader: StatementReader, tables: Mapping[str, TableSchema]) -> SimpleRead:
+def _read(reader: StatementReader, tables: Mapping[str, TableSchema]) -> PlainRead:
     reader.need("SELECT")
     listed = _listed(reader)
     reader.need("FROM")
@@ -74,7 +74,7 @@ def _read(reader: StatementReader, tables: Mapping[str, TableSchema]) -> SimpleR
     filters = tuple(_comparison(test, scope) for test in tests)
     finishing = _finishing(reader, scope, dict(zip(names, project, strict=True)))
     reader.need_end()
-    return SimpleRead(found, project, names, filters, finishing)
+    return PlainRead(found, project, names, filters, finishing)
 
 
 def _listed(reader: StatementReader) -> list[tuple[tuple[str, str], str]]:

@@ -1,4 +1,4 @@
-"""Writes a class archive: ``python -m actors.engine.spark.training ARCHIVE SCRATCH``.
+"""Writes a class archive: ``python -m actors.engine.spark.archive_training ARCHIVE SCRATCH``.
 
 Starts an engine as a service would, has it do jobs of every kind, so that the classes they need are
 loaded, and ends its JVM in order, which writes the archive (`actors.engine.spark.class_archive`).
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from actors.engine.spark.class_archive import recording_options
 from actors.engine.spark.jobs import JobTicket, SparkEngine
-from actors.engine.spark.plans import PreparedPlan
+from actors.engine.spark.prepared_plan import PreparedPlan
 from actors.engine.spark.session import JAVA_OPTIONS, open_session, spark_conf
 from actors.model.plan.delta import (
     AdditiveMeasure,
