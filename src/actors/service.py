@@ -39,11 +39,11 @@ from actors.control.controller.messages import FindLogin
 from actors.control.controller.readiness import (
     ReadinessCheck,
     ReadinessReport,
+    check_objects,
+    check_owner,
     count_replicas,
-    look_at_objects,
-    look_for_owner,
 )
-from actors.control.controller.reads.rows_at_hand import RowsAtHand
+from actors.control.controller.reads.memory_reads import MemoryReads
 from actors.control.controller.replicas import instance as replica_set
 from actors.control.controller.replicas.instance import (
     FixedReplicas,
@@ -182,7 +182,7 @@ class Service:
         self._pg_listener: PgListener | None = None
         self._cluster_listener: TransportListener | None = None
         self._clusters: WorkerCluster | LocalReplicas | None = None
-        self._at_hand = RowsAtHand()
+        self._memory_reads = MemoryReads()
         self._sessions = OpenSessions(lambda: self._clock.now_ms())
         self._gateway: Any = None
         self.execute_statement: Any = None
@@ -264,7 +264,7 @@ class Service:
                 scratch / "tables",
                 maintenance,
                 self._connectors,
-                self._at_hand,
+                self._memory_reads,
                 queries,
                 self._sessions,
             ),
@@ -275,12 +275,12 @@ class Service:
         if self._pg_listener is not None:
             # By a tuple: the actor is made again from it after a fault.
             pg = (self._pg_listener, settings, self._client_of, role_finder(controller))
-            system.spawn(lambda: PgServer(*pg, self._sessions, self._at_hand), "pg")
+            system.spawn(lambda: PgServer(*pg, self._sessions, self._memory_reads), "pg")
         if settings.connect_listen:
             self._start_gateway(system, controller, queries, persist, scratch)
         # Last: from here on the service is no longer starting.
         active = count_replicas(controller, settings)
-        objects = look_at_objects(controller, settings)
+        objects = check_objects(controller, settings)
         self._readiness = ReadinessCheck(persist, active, executor, clock, settings, objects)
 
     async def _run_engine(
@@ -361,7 +361,7 @@ class Service:
             self._clusters = hosts = LocalReplicas(
                 system, settings, persist, executor, place, self._reach, connectors, names
             )
-            self._at_hand = RowsAtHand(lambda: hosts.partitions)
+            self._memory_reads = MemoryReads(lambda: hosts.partitions)
             return LocalReplicaSupply(
                 hosts,
                 self._connect,
@@ -370,7 +370,7 @@ class Service:
         self._clusters = cluster = await WorkerCluster.start(
             system, settings, persist, executor, place, reach=self._reach, connectors=connectors
         )
-        self._at_hand = RowsAtHand(lambda: [cluster.partitions])
+        self._memory_reads = MemoryReads(lambda: [cluster.partitions])
         if settings.cluster_listen:
             self._cluster_listener = await cluster.listen(settings.cluster_listen)
             stack.push_async_callback(self._cluster_listener.aclose)
@@ -508,7 +508,7 @@ class Service:
             return ReadinessReport("stopping")
         if self._readiness is None:
             return ReadinessReport("starting")
-        return await self._readiness.look()
+        return await self._readiness.run()
 
     # -- stopping ------------------------------------------------------------------------------
 
@@ -640,8 +640,8 @@ class ReplicaService(Service):
         storage = await cluster.listen(storage_place(settings), "storage")
         stack.push_async_callback(storage.aclose)
         await self._register(stack, persist, name, storage)
-        look = look_for_owner(fence)
-        self._readiness = ReadinessCheck(persist, look, executor, clock, settings)
+        connected = check_owner(fence)
+        self._readiness = ReadinessCheck(persist, connected, executor, clock, settings)
         # First of all when it stops: no set waits for a controller any more.
         stack.callback(fence.leave)
 

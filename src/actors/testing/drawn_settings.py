@@ -107,7 +107,7 @@ SMALL_CONSTANTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "replica.dataflow.view.QUIET_STEPS": (1,),
     "runtime.transport.connection.SLICE_BYTES": (500, 1_000),
     "runtime.transport.stream.SLICE_BYTES": (500, 1_000),
-    "control.controller.reads.rows_at_hand.LOOP_KEYS_MAX": (1, 8),
+    "control.controller.reads.memory_reads.LOOP_KEYS_MAX": (1, 8),
     "control.controller.tables.commit.LOOP_BYTES_MAX": (1, 16),
     "control.controller.tables.table_arrangements.LOOP_ROWS_MAX": (1, 8),
     "control.controller.tables.table_arrangements.UNFED_ROWS_MAX": (1, 8),

@@ -65,7 +65,7 @@ class ServiceLink(Protocol):
         """Send a message, waiting while the service is slow."""
         ...
 
-    def offer(self, messages: Sequence[Any], /) -> int:
+    def try_send(self, messages: Sequence[Any], /) -> int:
         """Send as many of the first messages as possible without waiting, and return their number.
         Raises as `send`, for the first."""
         ...
@@ -179,7 +179,7 @@ class RequestExchange:
         slot = self._slots[request.request] = RequestSlot()
         try:
             message = with_context(request, traceparent)
-            if not self._link.offer((message,)):
+            if not self._link.try_send((message,)):
                 await self._link.send(message)
         except (ConnectionBroken, ResourceClosed) as error:
             self.close(request.request)

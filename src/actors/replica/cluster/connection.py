@@ -62,7 +62,7 @@ class ResponseSink(Protocol):
         `ResourceClosed`."""
         ...
 
-    def offer(self, responses: Sequence[Response], /) -> int:
+    def try_send(self, responses: Sequence[Response], /) -> int:
         """Send as many of the first responses as possible without waiting; return their number.
         Raises as `send`."""
         ...
@@ -145,7 +145,7 @@ class ClusterConnection(Actor[ConnectionMessage]):
             return
         batch = self._conversation.take(self._conversation.waiting)
         try:
-            count = self._outlet.offer([response for response, _, _ in batch])
+            count = self._outlet.try_send([response for response, _, _ in batch])
         except PenstockError as error:
             self._end(error)
             return
@@ -160,7 +160,7 @@ class ClusterConnection(Actor[ConnectionMessage]):
             while sent < len(rest):
                 await self._outlet.send(rest[sent])
                 sent += 1
-                sent += self._outlet.offer(rest[sent:])
+                sent += self._outlet.try_send(rest[sent:])
 
         self.ctx.effect(run, done=lambda _: _Sent(), failed=_OutletFailed)
 

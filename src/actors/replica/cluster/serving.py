@@ -52,9 +52,9 @@ class WireOutlet:
         """Send one response, waiting while the peer is slow."""
         await self._connection.send(response)
 
-    def offer(self, responses: Sequence[Response]) -> int:
+    def try_send(self, responses: Sequence[Response]) -> int:
         """Send as many of the first responses as possible without waiting; return their number."""
-        return self._connection.offer(responses)
+        return self._connection.try_send(responses)
 
     def end(self, error: PenstockError) -> None:
         """End the connection with a reason."""
@@ -144,7 +144,7 @@ class ConversationServer:
             try:
                 while True:
                     first = await connection.receive()
-                    lot = (first, *connection.at_hand(LOT_MAX - 1))
+                    lot = (first, *connection.receive_nowait(LOT_MAX - 1))
                     await address.send(ClientCommands(lot))
             except PenstockError as error:
                 failure = error

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from actors.control.controller.reads.rows_at_hand import PointSelection
+from actors.control.controller.reads.memory_reads import PointSelection
 from actors.doors.sql_session.error_positions import map_positions
 from actors.doors.sql_session.typed_literals import typed_literal
 from actors.engine.sql.dialects import to_spark

@@ -1,8 +1,8 @@
 """Doubles of an actor's neighbours: probes that record messages and fail on command.
 
-A `NeighbourProbe` is an actor that keeps its messages in order until the test expects them. A test
+A `PeerProbe` is an actor that keeps its messages in order until the test expects them. A test
 may do to it what happens to real neighbours: it answers asks (`answers`), with an error or never;
-it is slow (`stall`: its mailbox is full, senders wait); it stops, or crashes. A `ProbeFactory`
+it is slow (`stall`: its mailbox is full, senders wait); it stops, or crashes. A `PeerProbeFactory`
 makes the neighbours that the actor under test spawns as its own children.
 
 Every expectation first runs all ready callbacks: a message that has not arrived then never will.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class NeighbourCrashed(Exception):
+class PeerCrashed(Exception):
     """The error with which a neighbour fails when it is made to crash."""
 
 
@@ -67,16 +67,16 @@ def same(found: Any, wanted: Any) -> bool:
     return bool(found == wanted)
 
 
-class NeighbourProbe(Actor[Any]):
+class PeerProbe(Actor[Any]):
     """A probe in an actor's neighbourhood: made by `ActorIsolation.probe` or by a
-    `ProbeFactory`."""
+    `PeerProbeFactory`."""
 
     address: ActorAddress[Any]
 
     def __init__(self, stage: ActorIsolation, name: str, args: tuple[Any, ...] = ()) -> None:
         self.name = name
         self.args = args
-        """Arguments with which the actor under test made it (of a `ProbeFactory`)."""
+        """Arguments with which the actor under test made it (of a `PeerProbeFactory`)."""
         self.received: deque[Any] = deque()
         """Messages not yet expected, in order."""
         self.stopped = False
@@ -98,7 +98,7 @@ class NeighbourProbe(Actor[Any]):
         """Keep the message, and run the action set for its kind."""
         if isinstance(message, _Crash):
             self.stopped = True
-            raise NeighbourCrashed(message.text)
+            raise PeerCrashed(message.text)
         self.received.append(message)
         for kind, action in self._plays:
             if isinstance(message, kind):
@@ -218,28 +218,28 @@ class NeighbourProbe(Actor[Any]):
             await self._stage.idle()
 
 
-class ProbeFactory:
+class PeerProbeFactory:
     """Replaces a factory of actors: it makes probes, noted in order."""
 
     def __init__(self, stage: ActorIsolation, role: str) -> None:
         self.role = role
-        self.made: list[NeighbourProbe] = []
+        self.made: list[PeerProbe] = []
         """All probes, in the order in which they were made."""
         self._stage = stage
         self._expected = 0
 
-    def __call__(self, *args: Any) -> NeighbourProbe:
+    def __call__(self, *args: Any) -> PeerProbe:
         """Make a probe, when the actor under test makes a child."""
-        made = NeighbourProbe(self._stage, f"{self.role} {len(self.made)}", args)
+        made = PeerProbe(self._stage, f"{self.role} {len(self.made)}", args)
         self.made.append(made)
         return made
 
     @property
-    def running(self) -> list[NeighbourProbe]:
+    def running(self) -> list[PeerProbe]:
         """Return the probes that have started and not stopped."""
         return [probe for probe in self.made if hasattr(probe, "address") and not probe.stopped]
 
-    async def expect(self) -> NeighbourProbe:
+    async def expect(self) -> PeerProbe:
         """Return the next one made. Raises `AssertionError` when none was, once everything has
         run."""
         await self._stage.idle()

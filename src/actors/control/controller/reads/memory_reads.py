@@ -108,7 +108,7 @@ class _Resolved(msgspec.Struct, frozen=True, gc=False):
     ways: tuple[ReadChoice, ...]
 
 
-class RowsAtHand:
+class MemoryReads:
     """Reads rows of keys. Until the controller has started it finds nothing."""
 
     def __init__(self, partitions: Callable[[], Iterable[ClusterPartitions]] = tuple) -> None:
@@ -138,7 +138,7 @@ class RowsAtHand:
         if state is None or tables is None or entry.shard is None:
             return None
         found = tables.view(entry.id, time)
-        if found is None and tables.ask(entry.id, time):
+        if found is None and tables.should_arrange(entry.id, time):
             target = TableTarget(entry.id, entry.name, entry.shard, entry.schema)
             # Its queue takes one such message a table at most.
             state.writer.reply(ArrangeTable(target))

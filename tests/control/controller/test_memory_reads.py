@@ -121,7 +121,7 @@ class IndexedTable:
 
 @asynccontextmanager
 async def indexed(tmp_path: Path, keys_on_loop: int = 256) -> AsyncIterator[IndexedTable]:
-    constants = {"control.controller.reads.rows_at_hand.LOOP_KEYS_MAX": keys_on_loop}
+    constants = {"control.controller.reads.memory_reads.LOOP_KEYS_MAX": keys_on_loop}
     with constants_of(constants):
         async with started(tmp_path) as world:
             made = IndexedTable(world, tmp_path / "index")

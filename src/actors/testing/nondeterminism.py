@@ -1,11 +1,11 @@
 """Finds the places where plain Spark is free to choose, and the answers that it could give.
 
-`freedom_of` finds in a query's text the constructs whose result the text does not determine:
+`nondeterminism_of` finds in a query's text the constructs whose result the text does not determine:
 ``first``, ``last``, ``any_value``, ties of ``max_by`` and ``min_by``, LIMIT without a total order;
 and other constructs that depend on an order of rows. For constructs at the top it writes an *oracle
 text* that has all candidates: sets of values in place of a chosen one, every row with its rank in
-place of the first n. `QueryFreedom.differences` then accepts an answer when it can be made by
-choosing among them.
+place of the first n. `QueryNondeterminism.differences` then accepts an answer when it can be made
+by choosing among them.
 
 Rules: a choice below the top (a LIMIT in a subquery, a HAVING over ``first``), and windows and
 collections whose order is not total, are of kind *unknown*: the text itself is run, an equal answer
@@ -53,7 +53,7 @@ class ChosenColumn(msgspec.Struct, frozen=True):
     ignore_nulls: bool = False
 
 
-class QueryFreedom(msgspec.Struct, frozen=True):
+class QueryNondeterminism(msgspec.Struct, frozen=True):
     """The choices that a query leaves to Spark; `kind` is ``none``, ``columns``, ``limit`` or
     ``unknown``."""
 
@@ -109,10 +109,10 @@ class QueryFreedom(msgspec.Struct, frozen=True):
         return wrong
 
 
-NONE: Final = QueryFreedom("none")
+NONE: Final = QueryNondeterminism("none")
 
 
-def freedom_of(sql: str) -> QueryFreedom:
+def nondeterminism_of(sql: str) -> QueryNondeterminism:
     """Return the choices that a query leaves to Spark: none for a text that cannot be parsed;
     unknown for one that is nested too deeply to be parsed here.
 
@@ -124,7 +124,7 @@ def freedom_of(sql: str) -> QueryFreedom:
     except SqlglotError:
         return NONE
     except RecursionError:
-        return QueryFreedom("unknown", why="its text is nested too deeply to be read here")
+        return QueryNondeterminism("unknown", why="its text is nested too deeply to be read here")
     free = [node for node in tree.walk() if _is_free(node, tree)]
     if not free:
         return NONE
@@ -158,13 +158,13 @@ def _is_free(node: Any, root: Any) -> bool:
     return isinstance(node, (*_CHOSEN, *_BY, *_ORDERED)) and node is not root
 
 
-def _unknown(node: Any) -> QueryFreedom:
-    return QueryFreedom(
+def _unknown(node: Any) -> QueryNondeterminism:
+    return QueryNondeterminism(
         "unknown", why=f"Spark is free to choose in {node.sql(dialect='spark')[:60]}"
     )
 
 
-def _columns(tree: Any, free: Sequence[Any]) -> QueryFreedom:
+def _columns(tree: Any, free: Sequence[Any]) -> QueryNondeterminism:
     chosen: list[ChosenColumn] = []
     rewritten = tree.copy()
     rewritten.set("order", None)
@@ -183,7 +183,7 @@ def _columns(tree: Any, free: Sequence[Any]) -> QueryFreedom:
         rewritten.expressions[index].replace(_candidates(item, call, inner))
     if bare != len(free) or tree.find(exp.Window):
         return _unknown(free[0])
-    return QueryFreedom("columns", rewritten.sql(dialect="spark"), chosen=tuple(chosen))
+    return QueryNondeterminism("columns", rewritten.sql(dialect="spark"), chosen=tuple(chosen))
 
 
 def _candidates(item: Any, call: Any, inner: Any) -> Any:
@@ -197,7 +197,7 @@ def _candidates(item: Any, call: Any, inner: Any) -> Any:
     return exp.alias_(made, item.alias or f"c{id(item) % 997}")
 
 
-def _limit(tree: Any) -> QueryFreedom:
+def _limit(tree: Any) -> QueryNondeterminism:
     count, skip = tree.args.get("limit"), tree.args.get("offset")
     numbers = [_number(count), _number(skip)]
     if None in numbers or not isinstance(tree, exp.Query):
@@ -229,7 +229,9 @@ def _limit(tree: Any) -> QueryFreedom:
     columns = ", ".join(f"v.{exp.to_identifier(n, quoted=True).sql('spark')}" for n in outputs)
     text = f"SELECT {columns}, {rank} AS {RANK} FROM ({bare.sql(dialect='spark')}) v"
     most = 1 << 62 if count is None else numbers[0] or 0
-    return QueryFreedom("limit", text, width=len(outputs), limit=most, offset=numbers[1] or 0)
+    return QueryNondeterminism(
+        "limit", text, width=len(outputs), limit=most, offset=numbers[1] or 0
+    )
 
 
 def _number(tree: Any) -> int | None:
