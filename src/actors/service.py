@@ -82,7 +82,7 @@ from actors.model.protocol.api import (
 )
 from actors.replica.cluster.checked import CheckedClient
 from actors.replica.cluster.client import LocalClient
-from actors.replica.cluster.cluster import WorkerCluster, cast_of
+from actors.replica.cluster.cluster import WorkerCluster, actor_factory
 from actors.replica.cluster.hosts import LocalReplicas
 from actors.replica.cluster.serving import bind_listener
 from actors.runtime.errors import BadSettings, ResourceClosed, ServiceExpired, StorageError
@@ -631,7 +631,7 @@ class ReplicaService(Service):
             persist,
             executor,
             place,
-            cast=cast_of(persist, executor, settings, place, name),
+            factory=actor_factory(persist, executor, settings, place, name),
             reach=self._reach,
             replica=name,
             connectors=self._half(persist),

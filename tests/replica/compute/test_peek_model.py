@@ -24,7 +24,7 @@ from actors.model.protocol.compute import IndexTarget, Peek, PeekError, PeekRows
 from actors.model.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.model.protocol.row_finishing import RowFinisher, finished, thinned
 from actors.replica.cluster.partitioned import merge_results
-from actors.replica.compute.peeking import ShardPeekRead
+from actors.replica.compute.peek_runner import ShardPeekRead
 from actors.replica.compute.peeks import PeekSpec, PeekStash, index_answer
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.kernel import SystemClock

@@ -148,7 +148,7 @@ def row_too_large(bytes_max: int) -> PeekError:
 # -- the keys of a peek ----------------------------------------------------------------------------
 
 
-def given_keys(data: bytes) -> pa.Table:
+def decode_keys(data: bytes) -> pa.Table:
     """Return the keys sent. Raise `InvalidUsage` unless they are an Arrow IPC stream."""
     try:
         return from_ipc(data)
@@ -163,7 +163,7 @@ def wanted_keys(schema: TableSchema, peek: Peek) -> pa.Table | None:
     """
     if peek.keys is None:
         return None
-    given = given_keys(peek.keys)
+    given = decode_keys(peek.keys)
     if given.num_columns != len(peek.key_columns):
         raise InvalidUsage(
             f"{given.num_columns} key columns were sent for {len(peek.key_columns)} named ones"

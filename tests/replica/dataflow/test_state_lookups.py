@@ -20,7 +20,7 @@ from actors.model.plan.delta import (
     UnionRows,
 )
 from actors.model.plan.schema import TableColumn, TableSchema
-from actors.replica.dataflow.touched import StateLookups, StepLookups
+from actors.replica.dataflow.state_lookups import StateLookups, StepLookups
 
 Make: TypeAlias = Callable[..., StateLookups]
 
@@ -190,7 +190,7 @@ PLANNED = TableSchema(
 def test_what_comes_due_is_found_at_its_time(
     make: Make, buckets_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.replica.dataflow.touched.DUE_BUCKETS_MAX", buckets_max)
+    monkeypatch.setattr("actors.replica.dataflow.state_lookups.DUE_BUCKETS_MAX", buckets_max)
     plan = plan_of(hidden=(HiddenState(PLANNED, ("bucket",), "due", "bucket"),))
     touched = make(plan)
     planned = [(1, 900), (2, 1000), (2, 1000), (3, 2500), (4, 2999), (5, 3000), (6, 9000)]

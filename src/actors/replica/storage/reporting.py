@@ -17,14 +17,14 @@ from actors.runtime.progress import Frontier, ObjectId, format_frontier, frontie
 
 Described: TypeAlias = IngestionDescription | SinkDescription | RunOneshotIngestion
 """Description of a task's object."""
-Reached: TypeAlias = tuple[Frontier, Frontier]
+ObjectUppers: TypeAlias = tuple[Frontier, Frontier]
 """Upper to which an object is durable; for a sink also the upper known of its input (else 0)."""
-Broken: TypeAlias = Mapping[str, tuple[str, str]]
+FailedExports: TypeAlias = Mapping[str, tuple[str, str]]
 """Failed exports: external name → (error, hint)."""
 
 
-def health_of(
-    description: IngestionDescription, broken: Broken, lag: SourceLag | None
+def source_health(
+    description: IngestionDescription, broken: FailedExports, lag: SourceLag | None
 ) -> tuple[HealthObservation, ...]:
     """Return the health of a running source and its exports.
 
@@ -41,7 +41,7 @@ def health_of(
     return tuple(found)
 
 
-def of_source(progress: IngestProgressed, now_ms: int) -> ObjectStatistics:
+def source_statistics(progress: IngestProgressed, now_ms: int) -> ObjectStatistics:
     """Return a source's statistics since its task began."""
     counts, lag = progress.counts, progress.lag
     behind = 0 if lag.ms_behind is None and lag.bytes_behind == 0 else lag.ms_behind
@@ -64,7 +64,7 @@ def of_source(progress: IngestProgressed, now_ms: int) -> ObjectStatistics:
     )
 
 
-def of_sink(progress: SinkProgress) -> ObjectStatistics:
+def sink_statistics(progress: SinkProgress) -> ObjectStatistics:
     """Return a sink's statistics since its task began."""
     counts, upper = progress.statistics, progress.upper
     return ObjectStatistics(
@@ -78,7 +78,7 @@ def of_sink(progress: SinkProgress) -> ObjectStatistics:
     )
 
 
-def of_oneshot(uuid: str, message: OneshotProgress) -> ObjectStatistics:
+def oneshot_statistics(uuid: str, message: OneshotProgress) -> ObjectStatistics:
     """Return a one-shot ingestion's statistics."""
     far = message.progress
     return ObjectStatistics(
@@ -91,7 +91,7 @@ def of_oneshot(uuid: str, message: OneshotProgress) -> ObjectStatistics:
     )
 
 
-def ids_of(description: Described | None) -> tuple[ObjectId, ...]:
+def reported_ids(description: Described | None) -> tuple[ObjectId, ...]:
     """Return the ids whose uppers are reported; none for a one-shot ingestion."""
     match description:
         case IngestionDescription(ids=ids):
@@ -104,7 +104,7 @@ def ids_of(description: Described | None) -> tuple[ObjectId, ...]:
 def frontier_rows(
     worker: int,
     description: Described,
-    reached: Mapping[ObjectId, Reached],
+    reached: Mapping[ObjectId, ObjectUppers],
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of `penstock.frontiers` for the object and its exports."""
     if isinstance(description, RunOneshotIngestion):

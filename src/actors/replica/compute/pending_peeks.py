@@ -31,7 +31,7 @@ from actors.replica.compute.events import (
     StopPeek,
 )
 from actors.replica.compute.peeks import NOTHING, chosen_worker, error_of
-from actors.replica.compute.rendered import RenderedDataflow
+from actors.replica.compute.rendered_dataflow import RenderedDataflow
 from actors.runtime.errors import PenstockError, ReadBelowSince, ResourceBusy, UnknownObject
 from actors.runtime.progress import Frontier, ObjectId, Time
 

@@ -174,7 +174,7 @@ class DataflowLink(ActorAddress[Any]):
 # -- state of a rendering --------------------------------------------------------------------------
 
 
-class LiveRendering:
+class DataflowRendering:
     """State of one rendering on one worker."""
 
     def __init__(self, number: int, description: DataflowDescription) -> None:
@@ -196,17 +196,17 @@ class LiveRendering:
         return self.description.id
 
 
-class WorkerSite(msgspec.Struct, frozen=True, gc=False):
+class WorkerContext(msgspec.Struct, frozen=True, gc=False):
     """Context that the parts of one worker share."""
 
     ctx: ActorContext[Any]
     index: int
     count: int
     workers: Sequence[ActorAddress[Any]]
-    cast: ActorFactory
+    factory: ActorFactory
     settings: Settings
     scratch: Path
-    live: dict[int, LiveRendering]
+    renderings: dict[int, DataflowRendering]
     feed: Callable[[Event], Awaitable[None]]
     """Feeds an event to the state machine and performs its effects."""
     life: int = 0

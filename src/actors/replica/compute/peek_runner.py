@@ -36,7 +36,6 @@ from actors.model.protocol.compute import (
 from actors.model.protocol.internal import InputStatistics, InspectInputs
 from actors.model.protocol.relations import worker_relation
 from actors.replica.compute.events import PeekDone, PeekResult, StartPeek
-from actors.replica.compute.live import LiveRendering, PeekFinished, WorkerSite
 from actors.replica.compute.logs import PARTS_IN_FLIGHT, WorkerLogs, answer
 from actors.replica.compute.peeks import (
     PeekSpec,
@@ -45,6 +44,7 @@ from actors.replica.compute.peeks import (
     index_answer,
     select_keys,
 )
+from actors.replica.compute.rendering import DataflowRendering, PeekFinished, WorkerContext
 from actors.runtime.errors import (
     ActorDead,
     ConnectionBroken,
@@ -165,21 +165,21 @@ async def shard_answer(
 class PeekRunner:
     """Starts and stops the peeks of a worker."""
 
-    def __init__(self, site: WorkerSite, persist: PersistClient, logs: WorkerLogs) -> None:
-        self._site = site
+    def __init__(self, context: WorkerContext, persist: PersistClient, logs: WorkerLogs) -> None:
+        self._context = context
         self._persist = persist
         self._logs = logs
         self._running: dict[int, RunningEffect] = {}
         self._contexts: dict[str, str] = {}
         """Trace contexts of unanswered peeks, by uuid: a peek may wait for its time."""
-        orphan_ms = site.settings.stash_orphan_ms
-        writer = f"{site.life}-{site.index}" if site.life else f"{site.index}"
-        self.stash = PeekStash(persist.stashed, site.ctx.clock, writer, orphan_ms)
+        orphan_ms = context.settings.stash_orphan_ms
+        writer = f"{context.life}-{context.index}" if context.life else f"{context.index}"
+        self.stash = PeekStash(persist.stashed, context.ctx.clock, writer, orphan_ms)
         self._collecting = False
 
     def clear_stash(self) -> None:
         """Remove blobs that earlier processes left in the stash."""
-        self._site.ctx.effect(self._persist.stashed.clear, done=lambda _: None, failed=self._log)
+        self._context.ctx.effect(self._persist.stashed.clear, done=lambda _: None, failed=self._log)
 
     def collect(self) -> None:
         """Remove unread blobs; one collection at a time."""
@@ -193,10 +193,10 @@ class PeekRunner:
             finally:
                 self._collecting = False
 
-        self._site.ctx.effect(run, done=lambda _: None, failed=self._log)
+        self._context.ctx.effect(run, done=lambda _: None, failed=self._log)
 
     def _log(self, error: Exception) -> None:
-        log.warning("%s: collecting the stash: %s", self._site.ctx.path, error)
+        log.warning("%s: collecting the stash: %s", self._context.ctx.path, error)
 
     def keep_context(self, uuid: str) -> None:
         """Keep the current trace context for a peek."""
@@ -221,17 +221,19 @@ class PeekRunner:
         """Forget a peek that was answered."""
         self._running.pop(ticket, None)
 
-    def start(self, effect: StartPeek, live: LiveRendering | None, nonce: str) -> None:
-        """Start a peek of the index `live`, if any; its result comes as `PeekFinished`."""
-        arrangement = None if live is None or live.index is None else live.index.arrangement
+    def start(self, effect: StartPeek, rendering: DataflowRendering | None, nonce: str) -> None:
+        """Start a peek of the index `rendering`, if any; its result comes as `PeekFinished`."""
+        arrangement = (
+            None if rendering is None or rendering.index is None else rendering.index.arrangement
+        )
         peek, ticket = effect.peek, effect.ticket
-        site, clock, stash = self._site, self._site.ctx.clock, self.stash
+        context, clock, stash = self._context, self._context.ctx.clock, self.stash
         # One response holds the parts of all workers, so each gets its share of the bytes.
-        inline_max = effect.inline_max or site.settings.inline_bytes_max
-        inline_max = min(inline_max, effect.bytes_max // site.count)
+        inline_max = effect.inline_max or context.settings.inline_bytes_max
+        inline_max = min(inline_max, effect.bytes_max // context.count)
         if isinstance(peek.target, ShardTarget):
-            imported, name = peek.target.imported, f"peek-{site.index}-{ticket}-{peek.uuid}"
-            limits, place = (effect.bytes_max, inline_max), site.scratch / name
+            imported, name = peek.target.imported, f"peek-{context.index}-{ticket}-{peek.uuid}"
+            limits, place = (effect.bytes_max, inline_max), context.scratch / name
             self._run(
                 effect,
                 nonce,
@@ -258,11 +260,11 @@ class PeekRunner:
     async def _inputs(self) -> list[InputStatistics]:
         """Return the dataflows' reports of their inputs, without those that do not answer."""
         found: list[InputStatistics] = []
-        for live in list(self._site.live.values()):
-            if self._site.index != 0 or live.dataflow is None or live.dropping:
+        for rendering in list(self._context.renderings.values()):
+            if self._context.index != 0 or rendering.dataflow is None or rendering.dropping:
                 continue
             with suppress(ResourceClosed, ConnectionBroken, ActorDead, DeadlineExceeded):
-                answers: tuple[InputStatistics, ...] = await live.dataflow.ask(
+                answers: tuple[InputStatistics, ...] = await rendering.dataflow.ask(
                     InspectInputs, INSPECT_TIMEOUT_MS
                 )
                 found += answers
@@ -271,7 +273,7 @@ class PeekRunner:
     def _run(
         self, effect: StartPeek, nonce: str, read: Callable[[], Awaitable[PeekResult]]
     ) -> None:
-        ticket, peek, path = effect.ticket, effect.peek, self._site.ctx.path
+        ticket, peek, path = effect.ticket, effect.peek, self._context.ctx.path
 
         def failed(error: Exception) -> PeekFinished:
             if isinstance(error, ResourceClosed) and effect.number:
@@ -281,7 +283,7 @@ class PeekRunner:
                 log.error("%s: a read failed", path, exc_info=error)
             return PeekFinished(PeekDone(ticket, error_of(error)))
 
-        self._running[ticket] = self._site.ctx.effect(
+        self._running[ticket] = self._context.ctx.effect(
             lambda: self._traced(peek, nonce, read),
             done=lambda result: PeekFinished(PeekDone(ticket, result)),
             failed=failed,
@@ -293,7 +295,7 @@ class PeekRunner:
         with span_below(self._contexts.get(peek.uuid), WORKER_PEEK) as opened:
             if opened is None:
                 return await read()
-            opened.describe(nonce, self._site.index, peek.target.id, peek.time)
+            opened.describe(nonce, self._context.index, peek.target.id, peek.time)
             result = await read()
             opened.note(BYTES, _size(result))
             return result
