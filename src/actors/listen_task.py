@@ -19,7 +19,7 @@ of it: a compacted batch may be described twice, in disjoint intervals. Parts ou
 are never described, and released at once. The reader's since follows the listened frontier, and the
 reader stays open until the task is stopped.
 
-Filter. Parts whose statistics exclude all wanted rows may be left out (`persist.filtering`): they
+Filter. Parts whose statistics exclude all wanted rows may be left out (`persist.part_filter`): they
 are released at once, except a share that is read first, to audit the filter. The interval is
 described all the same, after that.
 
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, assert_never
 import anyio
 import msgspec
 
-from actors.durable.persist.filtering import part_pruner
+from actors.durable.persist.part_filter import part_pruner
 from actors.model.protocol.compute import ShardImport
 from actors.model.protocol.internal import (
     DescribedPart,

@@ -159,7 +159,9 @@ async def ask(case: dict[str, Any], peek: Peek, place: Path) -> pa.Table:
     if case["shard"]:
         spec = PeekSpec(SCHEMA, peek)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("actors.durable.arrangement.gathered.HELD_BYTES_MAX", case["piece"] // 2)
+            patch.setattr(
+                "actors.durable.arrangement.gathered_updates.HELD_BYTES_MAX", case["piece"] // 2
+            )
             gathered = ShardPeekRead(SCHEMA, 9, spec, place / "spilled")
             for number in range(step):
                 gathered.add(updates_of(rows[number::step], number))

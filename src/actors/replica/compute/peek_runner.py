@@ -20,7 +20,7 @@ import anyio
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.durable.arrangement.gathered import CollectionContents, GatheredUpdates
+from actors.durable.arrangement.gathered_updates import CollectionContents, GatheredUpdates
 from actors.durable.persist import BatchPart, PartFilter, PersistClient
 from actors.model.plan.schema import DIFF, ERROR, TableSchema
 from actors.model.plan.updates import between, sliced

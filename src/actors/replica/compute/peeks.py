@@ -23,10 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.durable.arrangement.arrangement import Arrangement
-from actors.durable.arrangement.gathered import CollectionContents, check_positive, raise_error
+from actors.durable.arrangement.gathered_updates import (
+    CollectionContents,
+    check_positive,
+    raise_error,
+)
 from actors.durable.arrangement.hashing import Hashes, hash_columns, hash_values, is_exact_kind
-from actors.durable.arrangement.reading import ArrangementSnapshot, is_plain
-from actors.durable.persist.stashed import StashedBlobs
+from actors.durable.arrangement.snapshot import ArrangementSnapshot, is_plain
+from actors.durable.persist.stashed_blobs import StashedBlobs
 from actors.model.plan.one_row import RowForm, form_of
 from actors.model.plan.schema import DIFF, TableSchema
 from actors.model.plan.updates import ResultPiece, from_ipc, opening_of, pieces, stream_of

@@ -28,7 +28,7 @@ from actors.control.controller.tables.groups import TableTarget
 from actors.control.controller.tables.table_arrangements import TableArrangements
 from actors.durable.arrangement.arrangement import Arrangement
 from actors.durable.arrangement.hashing import Hashes, hash_values
-from actors.durable.arrangement.reading import ArrangementSnapshot
+from actors.durable.arrangement.snapshot import ArrangementSnapshot
 from actors.engine.views.plain_read import PlainRead
 from actors.engine.views.read_choice import KnownIndex, ReadChoice, choose_ways, fixed_columns
 from actors.model.plan.schema import DIFF

@@ -25,7 +25,7 @@ import msgspec
 
 from actors.durable.persist.documents import sealed, unsealed
 from actors.durable.persist.location import BlobStore, VersionedData, check_name
-from actors.durable.persist.places import open_blob
+from actors.durable.persist.store_urls import open_blob
 from actors.runtime.errors import CorruptData, InvalidUsage, StorageError
 from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings, without_user

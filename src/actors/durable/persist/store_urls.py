@@ -121,14 +121,14 @@ async def _postgres(url: str, settings: Settings, random: Random) -> SnapshotCon
     try:
         # Imported here: psycopg is an optional dependency.
         from actors.durable.persist.consensus_postgres import PostgresConsensus
-        from actors.durable.persist.postgres_link import postgres_place
+        from actors.durable.persist.postgres_link import postgres_address
     except ImportError as error:
         raise StorageError(
             f"documents in PostgreSQL need psycopg ({error}): "
             "pip install 'penstock-views[postgres]'",
             determinate=True,
         ) from error
-    consensus = PostgresConsensus(postgres_place(url), settings, random)
+    consensus = PostgresConsensus(postgres_address(url), settings, random)
     try:
         await consensus.open()
     except BaseException:

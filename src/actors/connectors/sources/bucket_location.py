@@ -21,15 +21,15 @@ from typing import Final
 import anyio
 
 from actors.connectors.sources.file_listing import FoundFile, first_batch
-from actors.connectors.sources.file_places import (
+from actors.connectors.sources.file_locations import (
     FileLedger,
+    FileLocation,
     FileNotice,
-    FilesPlace,
-    FolderPlace,
+    FolderLocation,
     ListingResult,
 )
 from actors.connectors.sources.file_reading import MalformedFile
-from actors.connectors.sources.object_listing import BucketScan, TakenObjects, data_objects
+from actors.connectors.sources.object_listing import BucketScan, IngestedObjects, data_objects
 from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
 from actors.durable.object_store.bucket_errors import hint_for
 from actors.durable.object_store.bucket_paths import allowed_bucket, is_bucket
@@ -57,8 +57,8 @@ _SUFFIXES: Final = re.compile(r"(?:\.[A-Za-z0-9]{1,16}){0,2}$")
 _NEVER_AGAIN: Final = "write objects once, each under a name of its own"
 
 
-class BucketPlace:
-    """Lists and downloads objects below a URL. See `FilesPlace`."""
+class BucketLocation:
+    """Lists and downloads objects below a URL. See `FileLocation`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class BucketPlace:
     ) -> None:
         """Make a place. Raises `InvalidUsage` for a URL that may not be read."""
         settings = around.settings
-        self._place = allowed_bucket(url, settings.source_buckets, "source_buckets", "read")
+        self._location = allowed_bucket(url, settings.source_buckets, "source_buckets", "read")
         self._pattern = pattern
         self._recursive = recursive
         self._around = around
@@ -79,17 +79,17 @@ class BucketPlace:
         self._spools = 0
 
     async def check(self) -> None:
-        """See `FilesPlace`: the constructor has checked already."""
+        """See `FileLocation`: the constructor has checked already."""
 
-    def begun(self, position: str | None) -> TakenObjects:
-        """See `FilesPlace`."""
-        return TakenObjects() if position is None else TakenObjects.of(position)
+    def ledger_at(self, position: str | None) -> IngestedObjects:
+        """See `FileLocation`."""
+        return IngestedObjects() if position is None else IngestedObjects.of(position)
 
     # -- listing ----------------------------------------------------------------------------------
 
-    async def look(self, taken: FileLedger) -> ListingResult:
-        """See `FilesPlace`."""
-        assert isinstance(taken, TakenObjects), "its own"
+    async def scan(self, taken: FileLedger) -> ListingResult:
+        """See `FileLocation`."""
+        assert isinstance(taken, IngestedObjects), "its own"
         looking = BucketScan(taken)
         async with aclosing(self._pages()) as pages:
             async for page in pages:
@@ -103,22 +103,22 @@ class BucketPlace:
             seen.behind_bytes,
             seen.newest,
             (
-                FileNotice(late, [f"an object in {self._place}"] * seen.late),
+                FileNotice(late, [f"an object in {self._location}"] * seen.late),
                 FileNotice("was changed after it was taken", [file.name for file in seen.changed]),
             ),
         )
 
-    async def every(self) -> list[FoundFile]:
-        """See `FilesPlace`. The URL may be that of a single object, too."""
-        if self._place.path:
+    async def list_all(self) -> list[FoundFile]:
+        """See `FileLocation`. The URL may be that of a single object, too."""
+        if self._location.path:
             store = await self._open()
             try:
-                one = await store.head(self._place.prefix)
+                one = await store.head(self._location.prefix)
             except StorageError as error:
                 raise _unreachable(error) from None
             # An empty object represents a folder; it is no data.
             if one is not None and one.size:
-                *above, _ = self._place.path
+                *above, _ = self._location.path
                 return list(self._found("/".join([*above, ""]), "*", [one]))
         files: list[FoundFile] = []
         async with aclosing(self._pages()) as pages:
@@ -127,22 +127,24 @@ class BucketPlace:
                 if len(files) > LISTED_MAX:
                     raise InvalidUsage(
                         f"there are more than {LISTED_MAX} objects {self._pattern} in "
-                        f"{self._place}: copy some of them at a time, by pattern or path"
+                        f"{self._location}: copy some of them at a time, by pattern or path"
                     )
         return sorted(files)
 
     async def manifest(self) -> CopyManifest | None:
-        """See `FilesPlace`."""
+        """See `FileLocation`."""
         store = await self._open()
         try:
-            found = await store.get("/".join((*self._place.path, MANIFEST)), MANIFEST_BYTES_MAX)
+            found = await store.get("/".join((*self._location.path, MANIFEST)), MANIFEST_BYTES_MAX)
         except StorageError as error:
             raise _unreachable(error) from None
-        return None if found is None else decode_manifest(found.data, f"{self._place}/{MANIFEST}")
+        return (
+            None if found is None else decode_manifest(found.data, f"{self._location}/{MANIFEST}")
+        )
 
     async def _pages(self) -> AsyncGenerator[list[FoundFile], None]:
         store = await self._open()
-        prefix = self._place.prefix
+        prefix = self._location.prefix
         try:
             async with aclosing(store.pages(prefix)) as pages:
                 async for page in pages:
@@ -154,12 +156,12 @@ class BucketPlace:
     def _found(
         self, prefix: str, pattern: str, objects: Sequence[ListedObject]
     ) -> Iterator[FoundFile]:
-        url = f"{self._place.kind}://{self._place.bucket}"
+        url = f"{self._location.kind}://{self._location.bucket}"
         return data_objects(url, prefix, pattern, self._recursive, objects)
 
     async def _open(self) -> BucketStore:
         if self._store is None:
-            kind, bucket = self._place.kind, self._place.bucket
+            kind, bucket = self._location.kind, self._location.bucket
             settings = self._around.settings
             try:
                 self._store = await self._around.clock.run_blocking(
@@ -171,16 +173,18 @@ class BucketPlace:
 
     # -- downloads --------------------------------------------------------------------------------
 
-    def first(
+    def first_batch(
         self, files: Sequence[FoundFile], files_max: int, bytes_max: int
     ) -> Sequence[FoundFile]:
-        """See `FilesPlace`."""
+        """See `FileLocation`."""
         most = min(bytes_max, self._around.settings.source_spool_bytes_max)
         return first_batch(files, files_max, most)
 
     @asynccontextmanager
-    async def brought(self, files: Sequence[FoundFile]) -> AsyncIterator[Sequence[FoundFile]]:
-        """See `FilesPlace`: files are downloaded."""
+    async def opened_locally(
+        self, files: Sequence[FoundFile]
+    ) -> AsyncIterator[Sequence[FoundFile]]:
+        """See `FileLocation`: files are downloaded."""
         most = self._around.settings.source_spool_bytes_max
         for file in files:
             if file.size > most:
@@ -196,8 +200,8 @@ class BucketPlace:
         finally:
             await self._to_its_end(lambda: shutil.rmtree(folder, ignore_errors=True))
 
-    async def changed(self, files: Sequence[FoundFile]) -> str | None:
-        """See `FilesPlace`: None, since each download is conditional on the listed version."""
+    async def find_changed(self, files: Sequence[FoundFile]) -> str | None:
+        """See `FileLocation`: None, since each download is conditional on the listed version."""
         return None
 
     async def _fetch(self, files: Sequence[FoundFile], folder: Path) -> list[FoundFile]:
@@ -236,7 +240,7 @@ class BucketPlace:
         return here
 
     async def _fetch_one(self, store: BucketStore, file: FoundFile, to: Path) -> None:
-        bucket = f"{self._place.kind}://{self._place.bucket}/"
+        bucket = f"{self._location.kind}://{self._location.bucket}/"
         of = ListedObject(
             file.path.removeprefix(bucket),
             file.size,
@@ -266,16 +270,16 @@ def _unreachable(error: StorageError) -> SourceUnreachable:
     return SourceUnreachable(str(error), hint_for(str(error), _NEEDED))
 
 
-def open_place(
+def open_location(
     path: str,
     pattern: str,
     recursive: bool,
     around: ConnectorContext,
     opened: Opener = BucketStore.open,
-) -> FilesPlace:
+) -> FileLocation:
     """Return the place that a path or URL names: a folder, or a place in a bucket. Raises
     `InvalidUsage` for a bucket that may not be read; a folder is looked up when it is first
     used."""
     if is_bucket(path):
-        return BucketPlace(path, pattern, recursive, around, opened)
-    return FolderPlace(path, pattern, recursive, around)
+        return BucketLocation(path, pattern, recursive, around, opened)
+    return FolderLocation(path, pattern, recursive, around)

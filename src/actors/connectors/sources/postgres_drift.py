@@ -34,16 +34,16 @@ from actors.connectors.sources.postgres_catalog import (
     PublicationInfo,
     leaf_fault,
 )
-from actors.connectors.sources.postgres_names import is_called
+from actors.connectors.sources.postgres_names import has_local_name
 from actors.connectors.sources.postgres_types import TypeFacts, column_type, numeric_held_by
 from actors.connectors.sources.source import SourceExport
 from actors.runtime.errors import InvalidUsage
 from actors.wal.lsn import lsn_text, parse_lsn
 
-ANEW: Final = "drop this source's table here and add it again: it is then filled anew"
+RECREATE_HINT: Final = "drop this source's table here and add it again: it is then filled anew"
 
 
-class TableFooting(msgspec.Struct, frozen=True, array_like=True):
+class TableFingerprint(msgspec.Struct, frozen=True, array_like=True):
     """Digests of the catalog's facts of a table, short enough for every position."""
 
     shape: str = ""
@@ -75,15 +75,15 @@ class FilledTable(msgspec.Struct, frozen=True):
     """Numbers of the export's columns in the server's catalog."""
     number_max: int = 0
     """Highest column number of the table at the snapshot."""
-    footing: TableFooting = TableFooting()
+    fingerprint: TableFingerprint = TableFingerprint()
     names: tuple[str, ...] = ()
     """Names of the export's columns in the server's catalog."""
 
 
-class TableStands(msgspec.Struct, frozen=True):
+class TableContinues(msgspec.Struct, frozen=True):
     """Verdict: the table is unchanged, or changed in a way that its rows here follow."""
 
-    footing: TableFooting
+    fingerprint: TableFingerprint
     names: tuple[str, ...]
     """Names of the bound columns in the server's catalog."""
     all_names: tuple[str, ...]
@@ -93,20 +93,20 @@ class TableStands(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class TableEnds(msgspec.Struct, frozen=True):
+class TableFails(msgspec.Struct, frozen=True):
     """Verdict: the export fails."""
 
     error: str
-    hint: str = ANEW
+    hint: str = RECREATE_HINT
 
 
-class TableRefills(msgspec.Struct, frozen=True):
+class TableNeedsRefill(msgspec.Struct, frozen=True):
     """Verdict: rows here may differ from those there; the table must be refilled."""
 
     reason: str
 
 
-Verdict: TypeAlias = TableStands | TableEnds | TableRefills
+Verdict: TypeAlias = TableContinues | TableFails | TableNeedsRefill
 
 
 def bind(
@@ -124,7 +124,7 @@ def bind(
         lsn,
         tuple(numbers),
         number_max,
-        _footing(table, numbers, number_max, types, publication),
+        _fingerprint_of(table, numbers, number_max, types, publication),
         tuple(names.get(number, "") for number in numbers),
     )
 
@@ -140,9 +140,9 @@ def judge(
     dropped."""
     ended = _ended(export, filled, table, types, publication)
     if ended is not None or table is None:
-        return ended or TableEnds("the table was dropped")
-    was, bound = filled.footing, filled.columns
-    now = _footing(table, bound, filled.number_max, types, publication, was)
+        return ended or TableFails("the table was dropped")
+    was, bound = filled.fingerprint, filled.columns
+    now = _fingerprint_of(table, bound, filled.number_max, types, publication, was)
     altered = bool(was.shape) and now.altered != was.altered
     strict = was.strict or altered
     # Positions written before digests were kept have no shape: nothing can be compared.
@@ -150,23 +150,25 @@ def judge(
         # An empty token was kept by a version that did not know those FOR ALL TABLES.
         if was.membership and now.membership != was.membership:
             # Changes in between may not be in the stream.
-            return TableRefills("the publication was altered, or the table taken out and put back")
+            return TableNeedsRefill(
+                "the publication was altered, or the table taken out and put back"
+            )
         # Values that were stored before may read otherwise now: an enum's label, a composite's
         # field.
         if now.types != was.types:
-            return TableRefills("a type of its columns was altered")
+            return TableNeedsRefill("a type of its columns was altered")
         if strict and now.shape != was.shape:
             # Names may have been exchanged between columns, so those in the stream prove nothing.
-            return TableRefills("its columns were altered, dropped or renamed together")
+            return TableNeedsRefill("its columns were altered, dropped or renamed together")
         if table.partitioned and now.storage != was.storage:
-            return TableRefills("a partition was detached, dropped, emptied or rewritten")
+            return TableNeedsRefill("a partition was detached, dropped, emptied or rewritten")
         if altered and now.storage != was.storage:
-            return TableRefills("it was rewritten and its columns altered together")
+            return TableNeedsRefill("it was rewritten and its columns altered together")
     names = {column.number: column.name for column in table.columns}
-    return TableStands(
+    return TableContinues(
         # All partitions, and all labels, count from now on.
         msgspec.structs.replace(
-            _footing(table, bound, filled.number_max, types, publication), strict=strict
+            _fingerprint_of(table, bound, filled.number_max, types, publication), strict=strict
         ),
         tuple(names[number] for number in bound),
         tuple(
@@ -187,39 +189,41 @@ def _ended(
     table: PostgresTable | None,
     types: Mapping[int, TypeFacts],
     publication: PublicationInfo,
-) -> TableEnds | None:
+) -> TableFails | None:
     if table is None or table.name != export.name:
         now = "" if table is None else f" to {table.name}"
-        return TableEnds(f"the table was dropped or renamed{now}, or made anew")
+        return TableFails(f"the table was dropped or renamed{now}, or made anew")
     if table.name not in publication.tables:
-        return TableEnds(
+        return TableFails(
             f"publication {publication.name} gives the table no more",
-            f"changes since then are not in the stream: add it again there, then {ANEW}",
+            f"changes since then are not in the stream: add it again there, then {RECREATE_HINT}",
         )
     if table.name in publication.filtered or publication.missing:
-        return TableEnds(
+        return TableFails(
             f"publication {publication.name} gives the table's changes in part only",
-            f"have it give all rows, inserts, updates, deletes and truncates, then {ANEW}",
+            f"have it give all rows, inserts, updates, deletes and truncates, then {RECREATE_HINT}",
         )
     if not table.permanent:
-        return TableEnds("the table is unlogged now", f"ALTER TABLE … SET LOGGED, then {ANEW}")
+        return TableFails(
+            "the table is unlogged now", f"ALTER TABLE … SET LOGGED, then {RECREATE_HINT}"
+        )
     listed = publication.tables[table.name]
     columns = {column.number: column for column in table.columns}
     # The export may have further columns, which are not bound yet.
     for number, column in zip(filled.columns, export.schema.columns, strict=False):
         found = columns.get(number)
-        if found is None or not is_called(column.name, number, found.name):
-            return TableEnds(f"column {column.name} was dropped or renamed")
+        if found is None or not has_local_name(column.name, number, found.name):
+            return TableFails(f"column {column.name} was dropped or renamed")
         if listed and found.name not in listed:
-            return TableEnds(f"publication {publication.name} gives column {found.name} no more")
+            return TableFails(f"publication {publication.name} gives column {found.name} no more")
         # The type that was chosen for it when the table was taken holds on.
         held = numeric_held_by(column.type)
         now = column_type(found.type_oid, found.modifier, types, held).spark
         if now != column.type:
-            return TableEnds(type_changed(column.name, column.type, now))
+            return TableFails(type_changed(column.name, column.type, now))
     # With FULL a partition's first change shows its fault; until then a note is enough (`_note`).
     faults = (leaf_fault(table, leaf) for leaf in table.leaves if not _tells_by_itself(table, leaf))
-    return next((TableEnds(fault) for fault in faults if fault), None)
+    return next((TableFails(fault) for fault in faults if fault), None)
 
 
 def _tells_by_itself(table: PostgresTable, leaf: LeafPartition) -> bool:
@@ -251,23 +255,24 @@ def type_changed(column: str, was: str, now: str) -> str:
     return f"column {column} changed its type: {was} became {now}"
 
 
-def _footing(
+def _fingerprint_of(
     table: PostgresTable,
     bound: Sequence[int],
     number_max: int,
     types: Mapping[int, TypeFacts],
     publication: PublicationInfo | None,
-    was: TableFooting | None = None,
-) -> TableFooting:
-    """Return a table's footing now. With `was`, only partitions and labels that `was` counts take
-    part, so that the two compare."""
+    was: TableFingerprint | None = None,
+) -> TableFingerprint:
+    """Return a table's fingerprint now. With `was`, only partitions and labels that `was` counts
+    take part, so that the two compare.
+    """
     known = was is not None and bool(was.shape)
     # Ordered by oid: partitions that are new come last.
     leaves = table.leaves[: was.leaves] if was is not None and known else table.leaves
     used = list(_made_of({c.type_oid for c in table.columns if c.number in bound}, types))
     highest = max((oid for facts in used for oid, _ in facts.labels), default=0)
     label_max = was.label_max if was is not None and known else highest
-    return TableFooting(
+    return TableFingerprint(
         _digest((c.number, c.name, c.generated) for c in table.columns if c.number <= number_max),
         _digest((c.number, c.changed_xid) for c in table.columns if c.number in bound),
         _digest([table.filenode, *((leaf.oid, leaf.filenode) for leaf in leaves)]),
@@ -313,7 +318,7 @@ class _Filled(msgspec.Struct, frozen=True, array_like=True):
     lsn: str
     columns: list[int]
     number_max: int
-    footing: TableFooting = TableFooting()
+    fingerprint: TableFingerprint = TableFingerprint()
 
 
 class _Position(msgspec.Struct, frozen=True):
@@ -334,7 +339,7 @@ def write_position(system: str, database: str, lsn: int, filled: Mapping[str, Fi
     """Return a position as its text."""
     tables = {
         name: _Filled(
-            each.oid, lsn_text(each.lsn), list(each.columns), each.number_max, each.footing
+            each.oid, lsn_text(each.lsn), list(each.columns), each.number_max, each.fingerprint
         )
         for name, each in filled.items()
     }
@@ -352,7 +357,7 @@ def read_position(text: str, system: str, database: str) -> PostgresPosition:
         )
     filled = {
         name: FilledTable(
-            each.oid, parse_lsn(each.lsn), tuple(each.columns), each.number_max, each.footing
+            each.oid, parse_lsn(each.lsn), tuple(each.columns), each.number_max, each.fingerprint
         )
         for name, each in was.filled.items()
     }

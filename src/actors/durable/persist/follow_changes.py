@@ -21,7 +21,7 @@ from actors.durable.persist.machine import ShardMachine
 from actors.durable.persist.reader import RENEWALS
 from actors.durable.persist.replica_fence import ReplicaFence
 from actors.durable.persist.shard import TABLES_UPPER, shard_key
-from actors.durable.persist.standby import beat
+from actors.durable.persist.standby import send_heartbeats
 from actors.runtime.errors import StorageError, WriterFenced
 from actors.runtime.settings import Settings
 
@@ -42,7 +42,7 @@ async def follow(
         group.start_soon(_renewing, renew, settings)
         if fence is not None:
             group.start_soon(_until_fenced, fence, group.cancel_scope)
-            group.start_soon(beat, fence, settings)
+            group.start_soon(send_heartbeats, fence, settings)
         await _changes(machine, inner, fence, settings)
         group.cancel_scope.cancel()
     if fence is not None:

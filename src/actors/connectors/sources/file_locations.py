@@ -1,8 +1,8 @@
 """Places of files: a folder of the machine, or a place in a bucket, with one interface for both.
 
-Theory of operation. A `FilesPlace` lists files (`look`, `every`), makes them readable on the local
-disk (`brought`), and keeps a `FileLedger` of the files taken. Readers keep the listed `FoundFile`s,
-and read those that `brought` yields: for a folder they are the same.
+Theory of operation. A `FileLocation` lists files (`scan`, `list_all`), makes them readable on the
+disk (`opened_locally`), and keeps a `FileLedger` of the files taken. Readers keep the listed
+`FoundFile`s, and read those that `opened_locally` yields: for a folder they are the same.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from actors.connectors.sources.file_listing import (
     FoundFile,
-    ListingPlace,
-    TakenFiles,
+    IngestedFiles,
+    ListingScope,
     allowed,
     allowed_roots,
     first_batch,
@@ -58,11 +58,11 @@ class FileLedger(Protocol):
 
 
 class FileNotice(NamedTuple):
-    """A warning about some files; `anew`: each scan reports all of them, not only further ones."""
+    """A warning about some files; `repeated`: each scan reports all of them, not only further ones."""
 
     kind: str
     names: Sequence[str]
-    anew: bool = False
+    repeated: bool = False
 
 
 class ListingResult(NamedTuple):
@@ -80,7 +80,7 @@ class ListingResult(NamedTuple):
     notices: tuple[FileNotice, ...] = ()
 
 
-class FilesPlace(Protocol):
+class FileLocation(Protocol):
     """The place of the files of one source, or of one copy. Methods raise `SourceUnreachable` when
     it cannot be listed or read just now, `InvalidUsage` when it may not be read."""
 
@@ -88,15 +88,15 @@ class FilesPlace(Protocol):
         """Check that the place may be read."""
         ...
 
-    def begun(self, position: str | None) -> FileLedger:
+    def ledger_at(self, position: str | None) -> FileLedger:
         """Return the ledger of a position; None: of no files. Raises `InvalidUsage`."""
         ...
 
-    async def look(self, taken: FileLedger) -> ListingResult:
+    async def scan(self, taken: FileLedger) -> ListingResult:
         """Scan for files that are not in the ledger."""
         ...
 
-    async def every(self) -> list[FoundFile]:
+    async def list_all(self) -> list[FoundFile]:
         """Return all files, in order."""
         ...
 
@@ -105,59 +105,57 @@ class FilesPlace(Protocol):
         `InvalidUsage` for a file of that name with other contents."""
         ...
 
-    def first(
+    def first_batch(
         self, files: Sequence[FoundFile], files_max: int, bytes_max: int
     ) -> Sequence[FoundFile]:
         """Return the first files that fit the limits: at least one."""
         ...
 
-    def brought(
+    def opened_locally(
         self, files: Sequence[FoundFile]
     ) -> AbstractAsyncContextManager[Sequence[FoundFile]]:
         """Yield the same files with a readable `path`, valid as long as the block lasts. Raises
         `MalformedFile` for a file that is too large to be downloaded."""
         ...
 
-    async def changed(self, files: Sequence[FoundFile]) -> str | None:
+    async def find_changed(self, files: Sequence[FoundFile]) -> str | None:
         """Return the path of a file that may have been read in another version than listed; None:
         none."""
         ...
 
 
-class BroughtReader:
+class LocationReader:
     """Reads files of any place; errors name files by their path or URL at the place."""
 
-    def __init__(self, reader: FileReader, place: FilesPlace) -> None:
+    def __init__(self, reader: FileReader, place: FileLocation) -> None:
         self._reader = reader
-        self._place = place
+        self._location = place
 
     async def pieces(self, files: Sequence[FoundFile]) -> AsyncGenerator[pa.Table, None]:
         """See `FileReader.pieces`."""
-        async with self._place.brought(files) as brought:
+        async with self._location.opened_locally(files) as local:
             try:
-                async with aclosing(self._reader.pieces(brought)) as pieces:
+                async with aclosing(self._reader.pieces(local)) as pieces:
                     async for piece in pieces:
                         yield piece
             except MalformedFile as error:
-                raise restore_paths(error, files, brought) from None
+                raise restore_paths(error, files, local) from None
 
 
 def restore_paths(
-    error: MalformedFile, files: Sequence[FoundFile], brought: Sequence[FoundFile]
+    error: MalformedFile, files: Sequence[FoundFile], local: Sequence[FoundFile]
 ) -> MalformedFile:
     """Return the error with local paths replaced by those at the place."""
-    path = {here.path: file.path for file, here in zip(files, brought, strict=True)}
+    path = {here.path: file.path for file, here in zip(files, local, strict=True)}
     return MalformedFile(
-        restore_paths_in_text(str(error), files, brought),
+        restore_paths_in_text(str(error), files, local),
         None if error.path is None else path.get(error.path, error.path),
     )
 
 
-def restore_paths_in_text(
-    text: str, files: Sequence[FoundFile], brought: Sequence[FoundFile]
-) -> str:
+def restore_paths_in_text(text: str, files: Sequence[FoundFile], local: Sequence[FoundFile]) -> str:
     """Return a text with local paths replaced by those at the place."""
-    for outside, here in zip(files, brought, strict=True):
+    for outside, here in zip(files, local, strict=True):
         if outside.path != here.path:
             # Spark writes paths in any of three forms.
             for form in (f"file://{here.path}", f"file:{here.path}", here.path):
@@ -165,8 +163,8 @@ def restore_paths_in_text(
     return text
 
 
-class FolderPlace:
-    """A folder; for a copy, also a single file. See `FilesPlace`."""
+class FolderLocation:
+    """A folder; for a copy, also a single file. See `FileLocation`."""
 
     def __init__(self, path: str, pattern: str, recursive: bool, around: ConnectorContext) -> None:
         self._path = path
@@ -176,17 +174,17 @@ class FolderPlace:
         self._roots = allowed_roots(around.settings)
 
     async def check(self) -> None:
-        """See `FilesPlace`."""
-        await self._place()
+        """See `FileLocation`."""
+        await self._location()
 
-    def begun(self, position: str | None) -> TakenFiles:
-        """See `FilesPlace`."""
-        return TakenFiles() if position is None else TakenFiles.of(position)
+    def ledger_at(self, position: str | None) -> IngestedFiles:
+        """See `FileLocation`."""
+        return IngestedFiles() if position is None else IngestedFiles.of(position)
 
-    async def look(self, taken: FileLedger) -> ListingResult:
-        """See `FilesPlace`."""
-        assert isinstance(taken, TakenFiles), "its own"
-        place, looked_ns = await self._place(), taken.looked_ns
+    async def scan(self, taken: FileLedger) -> ListingResult:
+        """See `FileLocation`."""
+        assert isinstance(taken, IngestedFiles), "its own"
+        place, looked_ns = await self._location(), taken.looked_ns
         try:
             found = await self._clock.run_blocking(lambda: scan(place, taken, looked_ns))
         except OSError as error:
@@ -202,21 +200,21 @@ class FolderPlace:
             notices=(
                 FileNotice(late, found.late),
                 FileNotice("was changed after it was taken", [file.name for file in found.changed]),
-                FileNotice("is a link that leads out of source_dirs", found.refused, anew=True),
+                FileNotice("is a link that leads out of source_dirs", found.refused, repeated=True),
             ),
         )
 
-    async def every(self) -> list[FoundFile]:
-        """See `FilesPlace`."""
+    async def list_all(self) -> list[FoundFile]:
+        """See `FileLocation`."""
         try:
-            return await self._clock.run_blocking(self._every)
+            return await self._clock.run_blocking(self._list_all)
         except OSError as error:
             raise SourceUnreachable(
                 f"{self._path} cannot be read: {error.strerror or error}"
             ) from None
 
     async def manifest(self) -> CopyManifest | None:
-        """See `FilesPlace`."""
+        """See `FileLocation`."""
         return await self._clock.run_blocking(self._manifest)
 
     def _manifest(self) -> CopyManifest | None:
@@ -230,15 +228,15 @@ class FolderPlace:
             raise SourceUnreachable(f"{path} cannot be read: {error.strerror or error}") from None
         return decode_manifest(text, path)
 
-    def _every(self) -> list[FoundFile]:
+    def _list_all(self) -> list[FoundFile]:
         roots = self._roots
         real = allowed(self._path, roots)
         if os.path.isdir(real):
-            place = ListingPlace(real, roots, self._pattern, self._recursive)
+            place = ListingScope(real, roots, self._pattern, self._recursive)
         else:
             # Raises for a path that does not exist: the listing of its folder would just lack it.
             os.stat(real)
-            place = ListingPlace(os.path.dirname(real), roots)
+            place = ListingScope(os.path.dirname(real), roots)
         refused: list[str] = []
         files = sorted(listed(place, refused))
         if not os.path.isdir(real):
@@ -247,22 +245,24 @@ class FolderPlace:
             raise InvalidUsage(f"{refused[0]} is a link that leads out of source_dirs")
         return files
 
-    def first(
+    def first_batch(
         self, files: Sequence[FoundFile], files_max: int, bytes_max: int
     ) -> Sequence[FoundFile]:
-        """See `FilesPlace`."""
+        """See `FileLocation`."""
         return first_batch(files, files_max, bytes_max)
 
     @asynccontextmanager
-    async def brought(self, files: Sequence[FoundFile]) -> AsyncIterator[Sequence[FoundFile]]:
-        """See `FilesPlace`: files are read where they are."""
+    async def opened_locally(
+        self, files: Sequence[FoundFile]
+    ) -> AsyncIterator[Sequence[FoundFile]]:
+        """See `FileLocation`: files are read where they are."""
         yield files
 
-    async def changed(self, files: Sequence[FoundFile]) -> str | None:
-        """See `FilesPlace`: size and time are compared with the listing."""
+    async def find_changed(self, files: Sequence[FoundFile]) -> str | None:
+        """See `FileLocation`: size and time are compared with the listing."""
         return await self._clock.run_blocking(lambda: unchanged(files))
 
-    async def _place(self) -> ListingPlace:
+    async def _location(self) -> ListingScope:
         path, roots = self._path, self._roots
         real = await self._clock.run_blocking(lambda: allowed(path, roots))
-        return ListingPlace(real, roots, self._pattern, self._recursive)
+        return ListingScope(real, roots, self._pattern, self._recursive)

@@ -12,17 +12,17 @@ from persist_world import (  # type: ignore[import-not-found]
 )
 
 from actors.durable.persist import NewShard
-from actors.durable.persist.handed import HandedLeases, consumer_hold
+from actors.durable.persist.split_leases import SplitLeases, consumer_hold
 from actors.runtime.errors import LeaseLost, StorageError, UnknownObject
 
 pytestmark = pytest.mark.anyio
 
 
-async def world() -> tuple[FlakyConsensus, HandedLeases]:
+async def world() -> tuple[FlakyConsensus, SplitLeases]:
     stores = Stores()
     stores.consensus = consensus = FlakyConsensus()
     await stores.client().create_shards([NewShard("s", SCHEMA)])
-    return consensus, HandedLeases(consensus, stores.blob, stores.settings, stores.clock)
+    return consensus, SplitLeases(consensus, stores.blob, stores.settings, stores.clock)
 
 
 @pytest.mark.parametrize("lost", ["before", "after"])
@@ -59,7 +59,7 @@ async def test_a_lease_is_not_taken_anew_on_what_may_be_deleted_any_time() -> No
     await client.create_shards([NewShard("s", SCHEMA)])
     for time in range(4):
         await add(client, "s", time + 1, (time, time, 1))
-    leases = HandedLeases(stores.consensus, stores.blob, stores.settings, stores.clock)
+    leases = SplitLeases(stores.consensus, stores.blob, stores.settings, stores.clock)
     state, handed = await leases.take("s", "r", 0)
     reader = await other.open_reader("s", "r")
     await reader.snapshot(3)  # so that what is compacted stays for a while
@@ -74,7 +74,7 @@ async def test_a_lease_is_not_taken_anew_on_what_may_be_deleted_any_time() -> No
 
 async def test_a_shard_that_was_dropped_is_told_of_by_name() -> None:
     stores, client = await one_shard()
-    leases = HandedLeases(stores.consensus, stores.blob, stores.settings, stores.clock)
+    leases = SplitLeases(stores.consensus, stores.blob, stores.settings, stores.clock)
     state, handed = await leases.take("s", "r", 0)
     await client.drop_shards(["s"])
     for asked in (

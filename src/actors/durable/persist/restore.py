@@ -18,9 +18,8 @@ from typing import Final
 
 import msgspec
 
-from actors.durable.persist.attach import ShardPlace
-from actors.durable.persist.backing_up import BlobCopier, Progress
-from actors.durable.persist.backups import (
+from actors.durable.persist.attach import StoreLocation
+from actors.durable.persist.backup_format import (
     BackupManifest,
     BackupTarget,
     SavedBlob,
@@ -28,6 +27,7 @@ from actors.durable.persist.backups import (
     check_bytes,
     sorted_documents,
 )
+from actors.durable.persist.backup_run import BlobCopier, Progress
 from actors.durable.persist.blob_file import FileBlob
 from actors.durable.persist.consensus_sqlite import SqliteConsensus
 from actors.durable.persist.directory import StateDirectory
@@ -36,7 +36,7 @@ from actors.durable.persist.location import (
     CompareAndSet,
     SnapshotConsensus,
 )
-from actors.durable.persist.places import open_blob, open_consensus
+from actors.durable.persist.store_urls import open_blob, open_consensus
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings
@@ -65,7 +65,7 @@ class RestoreStores(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def open_empty(
-    place: ShardPlace, settings: Settings, clock: ActorClock
+    place: StoreLocation, settings: Settings, clock: ActorClock
 ) -> AsyncIterator[RestoreStores]:
     """Open the stores of a place, and make them where there are none. Raises `StateDirectoryError`,
     `InvalidUsage`, `StorageError`."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.durable.persist.client import PersistClient
-from actors.durable.persist.filtering import stored
+from actors.durable.persist.part_filter import stored
 from actors.durable.persist.part_lists import list_lost_error
 from actors.durable.persist.shard import BatchPart, ShardBatch, ShardState
 from actors.durable.persist.statistics import ColumnStatistics

@@ -116,7 +116,7 @@ def test_rows_of_any_runs_equal_a_list(
             view = made.view(before)
             rows, errors = expected(updates, before)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("actors.durable.arrangement.reading.SLICE_ROWS", 5)
+                patch.setattr("actors.durable.arrangement.snapshot.SLICE_ROWS", 5)
                 assert read(view.rows()) == rows
             held = view.errors()
             assert dict(zip(*held.to_pydict().values(), strict=True)) == errors
@@ -201,7 +201,7 @@ def test_times_after_the_moment_do_not_count(tmp_path: Path) -> None:
 def test_rows_that_meet_are_summed_together_over_the_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.durable.arrangement.reading.SLICE_ROWS", 100)
+    monkeypatch.setattr("actors.durable.arrangement.snapshot.SLICE_ROWS", 100)
     arrangement = Arrangement(tmp_path, SCHEMA, ("k",))
     rows = [(k, "s", 1.0, 1, 1, None) for k in range(2000)]
     gone = [(k, "s", 1.0, 2, -1, None) for k in range(0, 2000, 50)]

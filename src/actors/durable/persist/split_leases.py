@@ -76,7 +76,7 @@ class SplitLease(msgspec.Struct, frozen=True):
     tasks: int
 
 
-class HandedLeases:
+class SplitLeases:
     """The leases in the documents of one store. Most changes of leases read no lists of parts."""
 
     def __init__(

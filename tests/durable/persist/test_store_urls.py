@@ -15,7 +15,7 @@ from actors.durable.persist.blob_file import FileBlob
 from actors.durable.persist.consensus_sqlite import SqliteConsensus
 from actors.durable.persist.location import CompareAndSet, ConsensusStore, VersionedData
 from actors.durable.persist.memory_stores import MemoryBlob, MemoryConsensus
-from actors.durable.persist.places import open_blob, open_consensus
+from actors.durable.persist.store_urls import open_blob, open_consensus
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.runtime.errors import InvalidUsage, StorageError
 

@@ -5,9 +5,9 @@ one instant. A blob never changes, so a backup is exactly that instant once ever
 documents name is in the target, whole: each is compared with its size and checksum.
 
 **Able to end.** A blob may be deleted once it is compacted away or its table is dropped. So first
-every shard gets a lease at its since, of an outside reader (`handed.py`), which the owner keeps as
-long as it is renewed: no blob of a leased state goes. A dropped shard's blobs may go all the same;
-then the documents are read anew, which no longer name them.
+every shard gets a lease at its since, of a guest reader (`split_leases.py`), which the owner keeps
+as long as it is renewed: no blob of a leased state goes. A dropped shard's blobs may go all the
+same; then the documents are read anew, which no longer name them.
 
 A killed backup leaves blobs that the next one finds, leases that expire, and no manifest.
 """
@@ -25,7 +25,7 @@ import anyio
 import msgspec
 
 from actors.durable.persist.attach import AttachedClient
-from actors.durable.persist.backups import (
+from actors.durable.persist.backup_format import (
     BackupManifest,
     BackupTarget,
     SavedBlob,
@@ -34,11 +34,11 @@ from actors.durable.persist.backups import (
     sorted_documents,
 )
 from actors.durable.persist.documents import decode_shard
-from actors.durable.persist.handed import HandedLeases, SplitLease
 from actors.durable.persist.location import BlobStore
 from actors.durable.persist.part_lists import PartLists, Parts, with_parts
 from actors.durable.persist.registrations import REGISTRATION_PREFIX
 from actors.durable.persist.shard import shard_key
+from actors.durable.persist.split_leases import SplitLease, SplitLeases
 from actors.runtime.errors import (
     PenstockError,
     ReadBelowSince,
@@ -76,7 +76,7 @@ class BackupLeases:
     """Leases on shards while their blobs are copied."""
 
     def __init__(self, attached: AttachedClient, settings: Settings, clock: ActorClock) -> None:
-        self._handed = HandedLeases(attached.consensus, attached.blob, settings, clock)
+        self._handed = SplitLeases(attached.consensus, attached.blob, settings, clock)
         self._name = f"backup-{attached.name}"
         self._interval_s = settings.reader_lease_ms / RENEWALS / 1000
         self.held: dict[ShardId, SplitLease] = {}

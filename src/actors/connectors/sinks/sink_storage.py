@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Event
 from typing import Final, Protocol
 
-from actors.connectors.sinks.local_folders import allowed, sync_names, write_whole
+from actors.connectors.sinks.local_folders import allowed, sync_names, write_atomically
 from actors.connectors.sinks.staging import (
     BucketStaging,
     FolderStaging,
@@ -133,7 +133,7 @@ class SinkStorage(Protocol):
         ...
 
 
-class FolderOutlet:
+class FolderSinkStorage:
     """A local folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -218,7 +218,7 @@ class FolderOutlet:
         """See `SinkStorage`."""
         path = self.folder / name
         # Unlike a rename, a link fails if the name exists.
-        return write_whole(path, data, path.parent / f"_{token}", os.link)
+        return write_atomically(path, data, path.parent / f"_{token}", os.link)
 
     def replace(
         self, name: str, data: bytes, expected: FetchedObject | None, temporary: str
@@ -230,7 +230,7 @@ class FolderOutlet:
             return True
         if there != expected:
             return False
-        return write_whole(path, data, self.folder / temporary, os.rename)
+        return write_atomically(path, data, self.folder / temporary, os.rename)
 
     def lock(self, name: str) -> bool:
         """See `SinkStorage`. Also make the folder."""
@@ -281,7 +281,7 @@ class FolderOutlet:
             sync_folder(self.folder)
 
 
-class BucketOutlet:
+class BucketSinkStorage:
     """A place in a bucket."""
 
     def __init__(
@@ -485,8 +485,8 @@ def open_storage(
     the settings ``{use}_dir`` and ``{use}_buckets``. `spool`: a folder for files to be uploaded.
     """
     if not is_bucket(destination):
-        return FolderOutlet(allowed(destination, folder, _PLURALS[use], f"{use}_dir"))
+        return FolderSinkStorage(allowed(destination, folder, _PLURALS[use], f"{use}_dir"))
     place = allowed_bucket(destination, buckets, f"{use}_buckets", "write")
     if not place.path:
         raise InvalidUsage(f"{destination!r} is a whole bucket: name a path in it")
-    return BucketOutlet(place, spool, settings)
+    return BucketSinkStorage(place, spool, settings)

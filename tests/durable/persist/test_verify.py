@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from actors.durable.persist.parts import encode
 from actors.durable.persist.shard import BatchPart
 from actors.durable.persist.statistics import ColumnStatistics
-from actors.durable.persist.verifying import compare_with_description
+from actors.durable.persist.verify import compare_with_description
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 
 SCHEMA = TableSchema((TableColumn("a", "bigint"), TableColumn("x", "double")))
