@@ -49,7 +49,7 @@ from actors.runtime.errors import (
     to_wire,
 )
 from actors.runtime.settings import Settings
-from actors.runtime.spans import make_request_context, root
+from actors.runtime.spans import make_request_context, root_span
 from actors.runtime.telemetry import CLIENT_REQUEST, split_context, with_context
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class RequestExchange:
         request = msgspec.structs.replace(statement, request=number)
         if not isinstance(request, CatalogStatement):
             return (await self.ask(request, RequestDone)).text
-        with root(CLIENT_REQUEST, number, request.name) as opened:
+        with root_span(CLIENT_REQUEST, number, request.name) as opened:
             context = make_request_context(opened)
             return (await self.ask(request, RequestDone, context)).text
 

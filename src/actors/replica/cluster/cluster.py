@@ -187,7 +187,7 @@ class WorkerCluster:
         workers: list[ActorAddress[Any]] = []
         adapters: dict[Half, list[ActorAddress[Any]]] = {half: [] for half in halves}
         # Flow control of commands to the workers, for each half.
-        lanes: dict[Half, list[FlowWindow[Any]]] = {half: [] for half in halves}
+        windows: dict[Half, list[FlowWindow[Any]]] = {half: [] for half in halves}
         sequencer = Sequencer(workers)
 
         def worker(index: int) -> Worker:
@@ -205,11 +205,11 @@ class WorkerCluster:
                 replica,
                 life,
                 connectors,
-                lanes,
+                windows,
             )
 
         def adapter(half: Half, index: int) -> ChannelAdapter:
-            way, stash_max = lanes[half][index], settings.stash_responses_max
+            way, stash_max = windows[half][index], settings.stash_responses_max
             return ChannelAdapter(index, workers[index], stash_max, way, half)
 
         workers += (system.spawn(partial(worker, i), f"worker-{i}") for i in range(count))
@@ -218,7 +218,7 @@ class WorkerCluster:
         for half in halves:
             # Names of actors are seen in logs; those of the compute half are plain.
             prefix = "" if half == "compute" else "storage-"
-            lanes[half].extend(
+            windows[half].extend(
                 FlowWindow(each, settings.commands_in_flight_max) for each in workers
             )
             near[half] = [

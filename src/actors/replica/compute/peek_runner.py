@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from actors.durable.arrangement.gathered_updates import CollectionContents, GatheredUpdates
 from actors.durable.persist import BatchPart, PartFilter, PersistClient
 from actors.model.plan.schema import DIFF, ERROR, TableSchema
-from actors.model.plan.updates import between, sliced
+from actors.model.plan.updates import between, iter_slices
 from actors.model.protocol.compute import (
     LogTarget,
     Peek,
@@ -75,7 +75,7 @@ class ShardPeekRead:
 
     def add(self, updates: pa.Table) -> None:
         """Add the selected updates of a part. Raise `StoreFull`, `StorageError`."""
-        for piece in sliced(updates):
+        for piece in iter_slices(updates):
             kept = self._wanted(piece)
             if kept.num_rows:
                 self.weight += pc.sum(kept[DIFF]).as_py()

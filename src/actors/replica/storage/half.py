@@ -173,9 +173,9 @@ class StorageHalf:
         persist: PersistClient,
         settings: Settings,
         connectors: StorageConnectors,
-        lane: FlowWindow[Any] | None = None,
+        window: FlowWindow[Any] | None = None,
     ) -> None:
-        """Create the half; `lane` brings the client's commands."""
+        """Create the half; `window` brings the client's commands."""
         self._ctx = ctx
         self._index = index
         self._workers = workers
@@ -201,7 +201,7 @@ class StorageHalf:
         self._stopping: dict[int, e.StopTask] = {}
         self._look_ups: dict[int, RunningEffect] = {}
         self._round = 0
-        self._lane = lane
+        self._window = window
         self._unordered: deque[int] = deque()
         """Counts of proposals up to the last one of each client command in progress."""
 
@@ -213,7 +213,7 @@ class StorageHalf:
         """Handle one message of the storage half."""
         match message:
             case ResponsesForwarded(nonce, serials):
-                self._outbox.taken(nonce, serials)
+                self._outbox.acknowledge(nonce, serials)
             case ClientGone(nonce):
                 await self._feed(e.StorageClientLost(nonce))
             case StorageTurn(event):
@@ -246,8 +246,8 @@ class StorageHalf:
         """Release the lane for commands whose proposals have all been sequenced."""
         while self._unordered and self._unordered[0] <= self.state.ordered:
             self._unordered.popleft()
-            if self._lane is not None:
-                self._lane.done()
+            if self._window is not None:
+                self._window.done()
 
     def flush(self) -> None:
         """Send the responses that have room to the adapter."""

@@ -27,8 +27,8 @@ from actors.runtime.errors import AddressInUse
 from actors.runtime.kernel import Actor
 from actors.runtime.settings import Settings
 from actors.runtime.transport import sockets
-from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.address import NetworkAddress
+from actors.runtime.transport.connection_gate import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.security import TransportSecurity, for_listener
 
 log = logging.getLogger("penstock.pg")

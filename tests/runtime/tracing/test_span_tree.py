@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.runtime.errors import InvalidUsage
-from actors.runtime.tracing.tree import draw, load_traces, trees
+from actors.runtime.tracing.span_tree import draw, load_traces, trees
 
 TRACE = "ab" * 16
 OTHER = "cd" * 16

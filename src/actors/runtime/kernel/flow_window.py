@@ -32,7 +32,7 @@ class FlowWindow(ActorAddress[M]):
         self._limit = limit
         self._under_way = 0
         self._waiting: deque[Future[None]] = deque()
-        to._mailbox.lanes = (*to._mailbox.lanes, self)
+        to._mailbox.windows = (*to._mailbox.windows, self)
 
     @property
     def under_way(self) -> int:
