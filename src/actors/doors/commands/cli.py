@@ -182,7 +182,7 @@ def serve(
     """Runs the service until SIGINT or SIGTERM.
 
     Settings come from defaults, the file of --config, PENSTOCK_* environment variables (for example
-    PENSTOCK_WORKERS=4) and flags, in rising precedence; docs/guides/operations.md lists them. The
+    PENSTOCK_WORKERS=4) and flags, in rising precedence; docs/reference/settings.md lists them. The
     first line printed is the address; then `ready`, once clients are served. A restart on the same
     state directory goes on where the last one stopped.
     """
