@@ -58,7 +58,7 @@ class FileLedger(Protocol):
 
 
 class FileNotice(NamedTuple):
-    """A warning about some files; `repeated`: each scan reports all of them, not only further ones."""
+    """A warning about files. If `repeated`, each scan reports all of them, not only new ones."""
 
     kind: str
     names: Sequence[str]
