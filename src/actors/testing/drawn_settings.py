@@ -103,7 +103,7 @@ SMALL_CONSTANTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "replica.dataflow.held_changes.HELD_BYTES_MAX": (1, 8_000),
     "replica.dataflow.first_contents.PIECE_ROWS": (5, 500),
     "replica.dataflow.passthrough.SUMMED_BYTES_MAX": (1_000, 8_000),
-    "replica.dataflow.touched.DUE_BUCKETS_MAX": (1, 8),
+    "replica.dataflow.state_lookups.DUE_BUCKETS_MAX": (1, 8),
     "replica.dataflow.view.QUIET_STEPS": (1,),
     "runtime.transport.connection.SLICE_BYTES": (500, 1_000),
     "runtime.transport.stream.SLICE_BYTES": (500, 1_000),
