@@ -65,7 +65,7 @@ from actors.model.protocol.internal import (
 )
 from actors.replica.compute.index import ClusterPartitions
 from actors.replica.compute.index_installer import IndexInstaller
-from actors.replica.compute.live import ActorFactory, DataflowStopped, FromDataflow
+from actors.replica.compute.rendering import ActorFactory, DataflowStopped, FromDataflow
 from actors.runtime.kernel import ActorAddress
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
@@ -162,7 +162,7 @@ async def house(
             persist, imported, id, incarnation, index, consumer, settings, wanted=wanted
         )
 
-    cast = ActorFactory(
+    factory = ActorFactory(
         dataflow=made.dataflows, listen=listen if listening else made.listens, fetch=made.fetches
     )
     adapters = [made.adapter.address] * count
@@ -173,7 +173,7 @@ async def house(
             made.sequencer.address.send,
             made.workers,
             {"compute": adapters},
-            cast,
+            factory,
             persist,
             settings,
             tmp_path,

@@ -75,16 +75,16 @@ SMALL_CONSTANTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "durable.persist.group_commit.SETS_MAX": (1, 8),
     "durable.persist.compaction.FILE_BUDGETS_MAX": (1,),
     "durable.persist.compaction.HASHED_ROWS": (16,),
-    "durable.persist.filtering.KEYS_MAX": (1, 8),
+    "durable.persist.part_filter.KEYS_MAX": (1, 8),
     "durable.arrangement.arrangement.DEFAULT_LIMITS": (
         ArrangementLimits(memory_run_bytes_max=300, memory_bytes_max=500, memory_runs_max=1),
         ArrangementLimits(memory_run_bytes_max=1_000, block_bytes=1_000),
         ArrangementLimits(memory_bytes_max=4_000, memory_runs_max=3, block_bytes=67_000),
     ),
-    "durable.arrangement.gathered.HELD_BYTES_MAX": (1_000, 8_000),
+    "durable.arrangement.gathered_updates.HELD_BYTES_MAX": (1_000, 8_000),
     "durable.arrangement.hashing.STRETCH_BYTES": (50, 1_000),
-    "durable.arrangement.reading.RESIDENT_BYTES_MAX": (1, 67_000),
-    "durable.arrangement.reading.SLICE_ROWS": (5, 65),
+    "durable.arrangement.snapshot.RESIDENT_BYTES_MAX": (1, 67_000),
+    "durable.arrangement.snapshot.SLICE_ROWS": (5, 65),
     "model.plan.updates.FEW_ROWS": (1, 8),
     "model.plan.updates.SAMPLE_ROWS": (1, 8),
     "model.plan.updates.SLICE_ROWS": (5, 65),
@@ -103,7 +103,7 @@ SMALL_CONSTANTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "replica.dataflow.held_changes.HELD_BYTES_MAX": (1, 8_000),
     "replica.dataflow.first_contents.PIECE_ROWS": (5, 500),
     "replica.dataflow.passthrough.SUMMED_BYTES_MAX": (1_000, 8_000),
-    "replica.dataflow.touched.DUE_BUCKETS_MAX": (1, 8),
+    "replica.dataflow.state_lookups.DUE_BUCKETS_MAX": (1, 8),
     "replica.dataflow.view.QUIET_STEPS": (1,),
     "runtime.transport.connection.SLICE_BYTES": (500, 1_000),
     "runtime.transport.stream.SLICE_BYTES": (500, 1_000),
@@ -112,7 +112,7 @@ SMALL_CONSTANTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "control.controller.tables.table_arrangements.LOOP_ROWS_MAX": (1, 8),
     "control.controller.tables.table_arrangements.UNFED_ROWS_MAX": (1, 8),
     "control.controller.tables.table_writer.GROUP_WRITES_MAX": (1, 8),
-    "doors.sql_session.long_texts.LOOP_CHARACTERS_MAX": (1, 8),
+    "doors.sql_session.offloading.LOOP_CHARACTERS_MAX": (1, 8),
 }
 """Constants below `actors`, with values far below their own."""
 

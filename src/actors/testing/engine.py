@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from actors.durable.persist.schemas import read_as
 from actors.engine.spark.bucket_reading import bucket_spec, open_bucket, open_part
-from actors.model.plan.delta import TO, DeltaPlan, summed_first
+from actors.model.plan.delta import TO, DeltaPlan, aggregate_below_unions
 from actors.model.plan.input_names import InputKind
 from actors.model.plan.job_log import JobLog
 from actors.model.plan.jobs import (
@@ -228,7 +228,7 @@ class InMemoryExecutor(Actor[Any]):
             except DefiniteError:
                 if job.lo > 0:
                     raise
-                made = run_step(summed_first(plan), job)
+                made = run_step(aggregate_below_unions(plan), job)
             return _done(job.job_id, subtract_old(plan, made, job))
         if isinstance(job, ComputeDifference):
             return _done(job.job_id, run_difference(job))

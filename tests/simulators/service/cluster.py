@@ -238,16 +238,20 @@ class _Service(Service):
             return client
         return over_wire(client, world.injector, world.settings)
 
-    def _half(self, persist: PersistClient) -> StorageConnectors | None:
-        return super()._half(persist) if self._world.schedule.setting.source_rate else None
+    def _storage_connectors(self, persist: PersistClient) -> StorageConnectors | None:
+        return (
+            super()._storage_connectors(persist)
+            if self._world.schedule.setting.source_rate
+            else None
+        )
 
-    def _reach_out(
+    def _make_connectors(
         self, system: ActorSystem, executor: ActorAddress[ExecutorMessage], scratch: Path
     ) -> SimulatedOutside:
         world = self._world
         return SimulatedOutside(world, self.settings, world.clock, system.random, executor, scratch)
 
-    def _reach(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
+    def _adapter_address(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
         return DelayedAddress(adapter, self._world.injector, self._world.told.sent)
 
 

@@ -174,7 +174,7 @@ from actors.runtime.errors import (
 from actors.runtime.kernel import Actor, ActorAddress
 from actors.runtime.progress import ObjectId
 from actors.runtime.settings import Settings
-from actors.runtime.tracing.setup import running
+from actors.runtime.tracing.setup import current_tracing
 
 log = logging.getLogger("penstock.controller")
 
@@ -645,7 +645,7 @@ class Controller(Actor[ControllerMessage]):
                 session.reply(RequestDone(number))
 
     def _set_tracing(self, number: int, ratio: float | None) -> TracingReport:
-        tracing = running()
+        tracing = current_tracing()
         if ratio is not None:
             if tracing is None:
                 raise InvalidUsage(

@@ -19,7 +19,7 @@ from actors.control.controller.catalog.catalog import (
 from actors.control.controller.object_faults import ERRORED, QUARANTINED, FaultChange
 from actors.control.controller.state import ControllerState
 from actors.runtime.progress import ObjectId, Time, is_empty
-from actors.runtime.spans import measure, measuring
+from actors.runtime.spans import is_measuring, measure
 from actors.runtime.telemetry import LAG_MS, STALLED_MS
 
 log = logging.getLogger("penstock.controller")
@@ -68,7 +68,7 @@ def observe_objects(state: ControllerState) -> None:
     for id_, _ in state.faults.all():
         # An idle view sends no report, since its upper does not advance.
         settle(state, state.catalog.by_id(id_))
-    if not measuring():
+    if not is_measuring():
         return
     now = state.ctx.now_ms()
     for entry in state.catalog.objects:

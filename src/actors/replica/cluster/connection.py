@@ -83,11 +83,11 @@ class _Sent(msgspec.Struct, frozen=True, gc=False):
     """All responses of `_sending` were sent."""
 
 
-class _OutletFailed(msgspec.Struct, frozen=True, gc=False):
+class _SinkFailed(msgspec.Struct, frozen=True, gc=False):
     error: Exception
 
 
-ConnectionMessage: TypeAlias = ClientCommands | FromWorker | ManyFromWorker | _Sent | _OutletFailed
+ConnectionMessage: TypeAlias = ClientCommands | FromWorker | ManyFromWorker | _Sent | _SinkFailed
 
 
 class ClusterConnection(Actor[ConnectionMessage]):
@@ -122,7 +122,7 @@ class ClusterConnection(Actor[ConnectionMessage]):
             case _Sent():
                 sent, self._sending = self._sending, []
                 self._conversation.left(sent)
-            case _OutletFailed(error=error):
+            case _SinkFailed(error=error):
                 named = error if isinstance(error, PenstockError) else ConnectionBroken(str(error))
                 self._end(named)
                 return
@@ -162,7 +162,7 @@ class ClusterConnection(Actor[ConnectionMessage]):
                 sent += 1
                 sent += self._outlet.try_send(rest[sent:])
 
-        self.ctx.effect(run, done=lambda _: _Sent(), failed=_OutletFailed)
+        self.ctx.effect(run, done=lambda _: _Sent(), failed=_SinkFailed)
 
     def _end(self, error: PenstockError) -> None:
         self._outlet.end(error)

@@ -30,8 +30,8 @@ from actors.runtime.frames import FrameBuffer, FrameCodec
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TracedMessage
 from actors.runtime.transport import sockets
-from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.address import NetworkAddress
+from actors.runtime.transport.connection_gate import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.handshake import (
     BUSY_MAGIC,
     HandshakeOpening,

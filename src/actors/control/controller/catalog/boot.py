@@ -24,7 +24,7 @@ from actors.control.controller.connectors.cleanup_record import CleanupRecord
 from actors.control.controller.connectors.cleanup_record import load as load_cleanup_records
 from actors.control.controller.holds import RETAIN, dataflow_holder, sink_holder
 from actors.durable.persist import PersistClient, ShardState
-from actors.durable.persist.handed import CONSUMER
+from actors.durable.persist.split_leases import CONSUMER
 from actors.model.plan.delta import DeltaPlan
 from actors.model.protocol.compute import (
     DataflowDescription,

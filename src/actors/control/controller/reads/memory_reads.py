@@ -28,9 +28,9 @@ from actors.control.controller.tables.groups import TableTarget
 from actors.control.controller.tables.table_arrangements import TableArrangements
 from actors.durable.arrangement.arrangement import Arrangement
 from actors.durable.arrangement.hashing import Hashes, hash_values
-from actors.durable.arrangement.reading import ArrangementSnapshot
+from actors.durable.arrangement.snapshot import ArrangementSnapshot
+from actors.engine.views.plain_read import PlainRead
 from actors.engine.views.read_choice import KnownIndex, ReadChoice, choose_ways, fixed_columns
-from actors.engine.views.simple import SimpleRead
 from actors.model.plan.schema import DIFF
 from actors.model.protocol.compute import Peek
 from actors.model.protocol.relations import is_relation
@@ -240,7 +240,7 @@ def ways_to_read(
     return choose_ways(primary, indexes, set(fixed), by_key=by_key)
 
 
-def first_way(state: ControllerState, read: SimpleRead) -> ReadChoice:
+def first_way(state: ControllerState, read: PlainRead) -> ReadChoice:
     """Return the way in which a plain read at the latest time would be done. Memory counts even for
     a table that this read would be the first to have arranged."""
     if is_relation(read.name):

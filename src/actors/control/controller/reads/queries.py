@@ -62,7 +62,7 @@ from actors.model.plan.schema import (
     TableSchema,
     intervals_of_months,
 )
-from actors.model.plan.updates import ResultPiece, opening_of, pieces
+from actors.model.plan.updates import ResultPiece, encode_stream_header, pieces
 from actors.model.protocol.api import (
     CreateView,
     DescribeQuery,
@@ -614,7 +614,9 @@ class _Run:
         """Send the rows piece by piece, each after the client was sent the previous one."""
         settings, running = self._state.settings, self._running
         shape = pa.schema([*schema.result_arrow(), pa.field(DIFF, pa.int64())])
-        found = pieces(_batches(made, shape), opening_of(shape), settings.inline_bytes_max)
+        found = pieces(
+            _batches(made, shape), encode_stream_header(shape), settings.inline_bytes_max
+        )
         while True:
             piece: ResultPiece = await self._state.ctx.clock.run_blocking(lambda: next(found))
             if len(piece.arrow) > settings.result_bytes_max:

@@ -56,7 +56,7 @@ from actors.runtime.errors import (
 )
 from actors.runtime.kernel import ActorAddress
 from actors.runtime.progress import EMPTY, TIME_MAX, Frontier, ObjectId, ShardId, Time, is_empty
-from actors.runtime.spans import accept, use_context
+from actors.runtime.spans import accept_context, use_context
 from actors.runtime.threshold_probes import SUBSCRIBE_ROOM
 
 log = logging.getLogger("penstock.controller")
@@ -245,7 +245,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
     def _batch(self, id_: ObjectId, batch: SubscribeBatch) -> None:
         deliveries, commands = self._fanout.batch(id_, batch)
         self._tell(commands)
-        traceparent = accept(batch.traceparent) if batch.arrow or batch.parts else None
+        traceparent = accept_context(batch.traceparent) if batch.arrow or batch.parts else None
         keys = [part.key for part in batch.parts]
         shelf = BatchBlobs(keys, len(deliveries))
         if not deliveries:

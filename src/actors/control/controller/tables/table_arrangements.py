@@ -25,7 +25,7 @@ from actors.control.controller.tables.groups import TableTarget, lookup_key
 from actors.control.controller.tables.rows import identities
 from actors.durable.arrangement.arrangement import Arrangement
 from actors.durable.arrangement.hashing import hash_values, is_exact_kind
-from actors.durable.arrangement.reading import ArrangementSnapshot
+from actors.durable.arrangement.snapshot import ArrangementSnapshot
 from actors.durable.persist import PersistClient
 from actors.model.plan.schema import DIFF, ERROR, TIME
 from actors.model.plan.updates import between, concat, empty_updates

@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from actors.control.controller.reads.memory_reads import MemoryReads
-from actors.doors.postgres.pg_server.statements import KeptStatement, describe_fields
+from actors.doors.postgres.pg_server.statements import PreparedStatement, describe_fields
 from actors.doors.postgres.pg_server.wire import PgWire
 from actors.model.pgwire import messages as pg
 from actors.model.pgwire.parameters import parse_parameters
@@ -29,7 +29,7 @@ _BEHIND: Final[list[pg.FrontendMessage]] = [
 async def answer_point(
     wire: PgWire,
     memory_reads: MemoryReads,
-    kept: KeptStatement,
+    kept: PreparedStatement,
     bound: pg.BindPortal,
     role: str | None,
     time_zone: str,
@@ -76,7 +76,7 @@ async def answer_point(
     return True
 
 
-def _header(kept: KeptStatement, found: pa.RecordBatch, codes: tuple[int, ...]) -> bytes:
+def _header(kept: PreparedStatement, found: pa.RecordBatch, codes: tuple[int, ...]) -> bytes:
     """Return the description of a point's columns, which is made once."""
     header = kept.headers.get(codes)
     if header is None:

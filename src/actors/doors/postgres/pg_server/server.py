@@ -15,10 +15,10 @@ import msgspec
 from actors.control.access.open_sessions import OpenSession, OpenSessions
 from actors.control.controller.reads.memory_reads import MemoryReads
 from actors.doors.client.client import Client
-from actors.doors.postgres.pg_server.catalog_door import SharedCatalog
 from actors.doors.postgres.pg_server.connection import FindRole, PgConnection
+from actors.doors.postgres.pg_server.connection_catalog import SharedCatalog
 from actors.doors.postgres.pg_server.login import TokenProof
-from actors.doors.postgres.pg_server.parameter_scope import place_roles
+from actors.doors.postgres.pg_server.parameter_inference import place_roles
 from actors.doors.postgres.pg_server.wire import PgWire
 from actors.doors.sql_session.session import SqlSession
 from actors.engine.sql.tokens import SqlDialect
@@ -27,8 +27,8 @@ from actors.runtime.errors import AddressInUse
 from actors.runtime.kernel import Actor
 from actors.runtime.settings import Settings
 from actors.runtime.transport import sockets
-from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.address import NetworkAddress
+from actors.runtime.transport.connection_gate import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.security import TransportSecurity, for_listener
 
 log = logging.getLogger("penstock.pg")
@@ -120,10 +120,10 @@ class PgServer(Actor[_ListenerEnded]):
             self._group = group
 
             for sock in self._listener.bound.sockets:
-                group.start_soon(self._gate.accept, sock, group, self._converse)
+                group.start_soon(self._gate.accept, sock, group, self._serve_connection)
             await anyio.sleep_forever()
 
-    async def _converse(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
+    async def _serve_connection(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
         settings = self._settings
         number = self._sessions.next_number()
         try:
