@@ -343,13 +343,13 @@ async def test_what_is_no_default_is_refused_at_its_place(tmp_path: Path) -> Non
             with pytest.raises(InvalidUsage, match=problem):
                 await run(postgres, text)
         one = {"a": constant_default("'x'", pa.array(["x"]))}
-        with pytest.raises(InvalidUsage, match="is no value of int"):
+        with pytest.raises(InvalidUsage, match="is not a value of type int"):
             await client.submit(AlterObject(0, "t", column_defaults=one))
         with pytest.raises(InvalidUsage, match="is a time, but the column has type int"):
             await client.submit(
                 AlterObject(0, "t", column_defaults={"a": ColumnDefault("now()", moment="date")})
             )
-        with pytest.raises(InvalidUsage, match="only columns of tables"):
+        with pytest.raises(InvalidUsage, match="only tables that clients write to"):
             await client.submit(AlterObject(0, "v", column_defaults={"a": ColumnDefault("")}))
 
 
@@ -358,7 +358,9 @@ async def test_a_client_is_told_of_what_the_service_cannot_fill(tmp_path: Path) 
         await run(spark, "CREATE TABLE t (id INT PRIMARY KEY, n INT NOT NULL DEFAULT 5, d DATE)")
         computed = {"d": ColumnDefault("date_add(current_date(), 7)")}
         await client.submit(AlterObject(0, "t", column_defaults=computed))
-        with pytest.raises(InvalidUsage, match=r"date_add\(current_date\(\), 7\), is computed by"):
+        with pytest.raises(
+            InvalidUsage, match=r"only SQL can compute its default, date_add\(current_date\(\), 7\)"
+        ):
             await client.insert("t", [{"id": 1}])
         await client.insert("t", [{"id": 1, "d": None}])
         # A NULL that is given stays one.

@@ -255,7 +255,7 @@ async def test_statements_that_are_there_or_not(tmp_path: Path) -> None:
         await boss.execute("DROP ROLE IF EXISTS nobody, app")
         with pytest.raises(psycopg.errors.UndefinedTable):
             await boss.execute("DROP ROLE app")
-        with pytest.raises(psycopg.Error, match="CREATE is no right on an object"):
+        with pytest.raises(psycopg.Error, match="CREATE is a right on the whole service"):
             await boss.execute("GRANT create ON orders TO boss")
         with pytest.raises(psycopg.Error, match="schema x does not exist"):
             await boss.execute("GRANT read ON SCHEMA x TO boss")
