@@ -76,9 +76,6 @@ NOT_WRAPPED: Final = (
     "docs/internals/how-to-change-it.md",
     "docs/internals/shards.md",
     "docs/internals/testing.md",
-    "docs/reference/relations.md",
-    "docs/reference/sql.md",
-    "docs/reference/views.md",
 )
 """Pages that still have longer lines of prose."""
 NOT_DONE: Final = ("skipped", "drawing", "json")
