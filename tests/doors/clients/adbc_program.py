@@ -22,8 +22,8 @@ PLAIN = (
 def main(address: str) -> None:
     probe = ClientProbe("ADBC", adbc_driver_postgresql.__version__)
     uri = f"postgresql://tester@{address}/penstock"
-    probe.lacks("text", "it asks for binary alone")
-    probe.lacks("savepoint", "it has none of its own, and SAVEPOINT as a text does")
+    probe.lacks("text", "it requests only binary")
+    probe.lacks("savepoint", "its API has none; the statement SAVEPOINT works")
     with probe.tries("connect"), dbapi.connect(uri) as db:
         check(str(db.adbc_get_info()["vendor_version"])[:2], "15")
     for tried in TRIED:

@@ -16,7 +16,7 @@ from sample_rows import KINDS_ROWS, MANY_ROWS, PREPARED, is_null_row, kinds_row,
 async def main(address: str) -> None:
     probe = ClientProbe("asyncpg", asyncpg.__version__)
     dsn = f"postgresql://tester@{address}/penstock"
-    probe.lacks("text", "it asks for binary alone")
+    probe.lacks("text", "it requests only binary")
     with probe.tries("connect"):
         db = await asyncpg.connect(dsn)
         check(db.get_server_version()[:2], (15, 0))

@@ -31,14 +31,20 @@ _REASON: Final = re.compile(r"^- ([^,]+), (.+?): (.+)$", re.MULTILINE)
 HEAD: Final = """\
 # Compatibility
 
-What real clients can do, each tried by a test of `tests/doors/clients`: a test fails when this page
-says something else than it saw. `make compatibility` writes the page from what the last tests saw,
-and `make clients` makes the environment of those clients that Python has; pgjdbc and psqlODBC are
-Debian's `libpostgresql-jdbc-java` and `odbc-postgresql`. What is absent on a machine is not tried
-there.
+What real clients can do with Penstock: PostgreSQL drivers and tools, Spark Connect clients, dbt.
 
-*yes*: it can. **no**: the service does not do it yet. –: the client itself has no such thing. The
-reasons stand below each table.
+| | meaning |
+|---|---|
+| yes | it works |
+| **no** | the service does not support it yet |
+| – | the client does not have this feature |
+
+The reasons are listed below each table. Every entry is checked by a test in `tests/doors/clients`,
+which fails if this page disagrees with what it saw.
+
+To update the page, run `make compatibility`, which writes it from the results of the last test run.
+`make clients` installs the Python clients; pgjdbc and psqlODBC are Debian's
+`libpostgresql-jdbc-java` and `odbc-postgresql`. Clients that are not installed are skipped.
 """
 
 

@@ -11,11 +11,11 @@ from client_probe import ClientProbe, check
 from sample_rows import KINDS, KINDS_ROWS, MANY_ROWS, is_null_row, kinds_row, spent_rows
 
 LEFT_TO_OTHERS = {
-    "prepared": "it prepares nothing, and the driver beneath does",
-    "savepoint": "SQLAlchemy beneath has them",
-    "copy_in": "ADBC beneath has it",
-    "copy_out": "ADBC beneath has it",
-    "cancel": "psycopg beneath has it",
+    "prepared": "it does not prepare statements; the underlying driver does",
+    "savepoint": "it has none; the underlying SQLAlchemy does",
+    "copy_in": "it has no COPY; the underlying ADBC does",
+    "copy_out": "it has no COPY; the underlying ADBC does",
+    "cancel": "it has no cancel; the underlying psycopg does",
 }
 
 

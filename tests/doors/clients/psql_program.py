@@ -36,7 +36,7 @@ def main(program: str, address: str) -> None:
     told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     probe = ClientProbe("psql", told.stdout.split()[2])
     psql = PsqlRunner(program, address)
-    probe.lacks("binary", "it asks for text alone")
+    probe.lacks("binary", "it requests only text")
     for tried in TRIED:
         with probe.tries(tried.__name__):
             tried(psql)

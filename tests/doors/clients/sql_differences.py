@@ -8,19 +8,21 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
-TITLE: Final = "PostgreSQL's SQL, read by Spark"
+TITLE: Final = "Results that differ from PostgreSQL"
 ERROR: Final = "an error"
 """What is shown of one."""
 _TOLD: Final = f"""\
 ## {TITLE}
 
-Functions and operators are Spark's at every door. Here is what a test has found in the expressions
-of `tests/corpora/postgres-expressions.txt`: both a real PostgreSQL and a service on Spark answer
-them, but with other values, as psql shows them (semicolons divide rows). Numbers that only have
-other types or more zeros are left out: `extract` and ranks are `int`, an average of integers is a
-`double`. What Spark has not (`~`, `FOR UPDATE`, `DISTINCT ON`, `AT TIME ZONE`) is refused.
+Functions and operators are Spark's, whichever protocol a client uses. This table lists expressions
+that PostgreSQL and Penstock evaluate to different values, as psql shows them (semicolons separate
+rows). Tests find them by running `tests/corpora/postgres-expressions.txt` on both.
 
-| SELECT … | PostgreSQL | here |
+The table omits numbers that differ only in type or trailing zeros: `extract` and ranks are `int`,
+an average of integers is a `double`. Syntax that Spark does not have (`~`, `FOR UPDATE`,
+`DISTINCT ON`, `AT TIME ZONE`) is refused.
+
+| SELECT … | PostgreSQL | Penstock |
 |---|---|---|
 """
 _ROW: Final = re.compile(r"^\| `` (.+) `` \| (.*) \| (.*) \|$", re.MULTILINE)

@@ -27,10 +27,10 @@ class WordEntry(DeclaredBase):
 def main(address: str) -> None:
     probe = ClientProbe("SQLAlchemy", sa.__version__)
     engine = sa.create_engine(f"postgresql+psycopg://tester@{address}/penstock")
-    probe.lacks("binary", "it leaves values to psycopg, which asks for text")
-    probe.lacks("copy_in", "it has no COPY of its own: psycopg beneath has")
-    probe.lacks("copy_out", "it has no COPY of its own: psycopg beneath has")
-    probe.lacks("cancel", "it has no cancel of its own: psycopg beneath has")
+    probe.lacks("binary", "psycopg decodes values for it, and requests text")
+    probe.lacks("copy_in", "it has no COPY; the underlying psycopg does")
+    probe.lacks("copy_out", "it has no COPY; the underlying psycopg does")
+    probe.lacks("cancel", "it has no cancel; the underlying psycopg does")
     for tried in TRIED:
         with probe.tries(tried.__name__):
             tried(engine)
