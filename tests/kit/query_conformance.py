@@ -339,11 +339,14 @@ def write_page(judged: Sequence[QueryJudgement], how: str) -> str:
     lines = [
         "# Conformance: public queries as live views",
         "",
-        "Made by `tests/proof/conformance.py`; not to be edited. Each query is a view over its "
-        "tables, kept while random changes come to every one of them, and compared with what "
-        "plain Spark answers: when it is hydrated, after a step of several times, after a step of "
-        "one time, after a restart, and when all rows are gone. The texts, our own, are in "
-        "`tests/corpora`.",
+        "The queries of TPC-H, NEXMark and TPC-DS as maintained views: whether each is exact, "
+        "how it is maintained, and how many rows a change reads.",
+        "",
+        "Each query is a view over its tables, which receive random changes. Its contents are "
+        "compared with plain Spark's result after hydration, after a step of several timestamps, "
+        "after a step of one timestamp, after a restart, and after all rows are deleted. The "
+        "texts, which we wrote ourselves, are in `tests/corpora`. "
+        "`tests/proof/conformance.py` generates this page; do not edit it.",
         "",
         how,
         "",
@@ -359,8 +362,8 @@ def write_page(judged: Sequence[QueryJudgement], how: str) -> str:
         lines.append(f"| {_TITLES[corpus]} | {' | '.join(str(figure) for figure in figures)} |")
     lines += [
         "",
-        "*Rows read* is what the lookups of a step of 100 changes returned of the state, with the "
-        "data at 1 × and at 10 ×; *all*: the view was computed whole, so it read everything.",
+        "*Rows read* is the number of state rows that the lookups of a step of 100 changes "
+        "returned, with the data at 1 × and at 10 ×. *all*: the view was recomputed in full.",
     ]
     for corpus in corpora:
         lines += ["", f"## {_TITLES[corpus]}", ""]

@@ -126,8 +126,8 @@ def main() -> int:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
     if given.write is not None:
         how = (
-            f"Scale {given.scale:g}, about {given.changes} changes a time over the tables of a "
-            f"query, seed {given.seed}. Last made: {summary(found)}."
+            f"Scale {given.scale:g}, about {given.changes} changes per timestamp over the tables "
+            f"of a query, seed {given.seed}. Last run: {summary(found)}."
         )
         given.write.write_text(write_page(found, how))
     return 1 if judged_wrong(found) or (changed and not given.trees) else 0

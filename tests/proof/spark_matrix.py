@@ -27,8 +27,8 @@ from actors.engine.spark.spark_releases import NEWEST, RELEASES
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "reference" / "spark-releases.md"
-BEGIN: Final = "<!-- what `make matrix` saw -->\n"
-END: Final = "<!-- end of what it saw -->\n"
+BEGIN: Final = "<!-- results of `make matrix` -->\n"
+END: Final = "<!-- end of results -->\n"
 TRIAL_SECONDS_MAX: Final = 3 * 3600
 PYTEST: Final = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rsf", "-m", "spark")
 PENSTOCK: Final = ("-c", "import sys; from actors.doors.commands.cli import main; sys.exit(main())")
