@@ -101,7 +101,7 @@ def sizes(default: Sequence[int]) -> list[int]:
     parts = [part.strip().replace("_", "") for part in given.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise SystemExit(
-            f"ROWS={given!r}expected numbers of rows, separated by commas, such as 10000,1000000"
+            f"invalid ROWS {given!r}: expected numbers of rows, separated by commas, such as 10000"
         )
     return sorted({int(part) for part in parts})
 
