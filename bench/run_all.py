@@ -31,8 +31,9 @@ def main() -> int:
     lines = [
         "# Results",
         "",
-        "Benchmarks of Penstock against Spark, PostgreSQL, DuckDB, Pathway and bare libraries. Each "
-        "file in `bench/` describes its measures and its peer. Read ratios, not absolute times.",
+        "Benchmarks of Penstock against Spark, PostgreSQL, DuckDB, Pathway and bare libraries. "
+        "Each file in `bench/` describes its measures and its peer. Read ratios, not absolute "
+        "times.",
         "",
         f"Written by `make bench` on {platform.machine()}, Python {platform.python_version()}"
         f"{', quick (smoke) run' if quick else ''}.",
