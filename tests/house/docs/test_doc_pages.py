@@ -35,9 +35,9 @@ from doc_house import (  # type: ignore[import-not-found]
 from doc_pages import Step, compiled, steps_of  # type: ignore[import-not-found]
 
 from actors import Client, Settings
-from actors.durable.persist.attach import ShardPlace, open_as_guest
+from actors.durable.persist.attach import StoreLocation, open_as_guest
 from actors.durable.persist.catalog_objects import CATALOG, objects_of, shard_of
-from actors.durable.persist.handed import HandedLeases
+from actors.durable.persist.split_leases import SplitLeases
 from actors.runtime.kernel import SystemClock
 from actors.testing.postgres_server import NoPostgres, PostgresServer, postgres_server
 from s3_server import KEY_ID, SECRET, serving  # type: ignore[import-not-found]
@@ -311,9 +311,9 @@ async def backups(reader: Reader, page: Path) -> None:
         await client.peek("by_carrier", as_of=time)
     settings, clock = Settings(), SystemClock()
     async with open_as_guest(
-        ShardPlace(state_dir=str(reader.house.state)), settings, clock
+        StoreLocation(state_dir=str(reader.house.state)), settings, clock
     ) as attached:
-        leases = HandedLeases(attached.consensus, attached.blob, settings, clock)
+        leases = SplitLeases(attached.consensus, attached.blob, settings, clock)
         shard = shard_of(objects_of(await attached.client.head(CATALOG)), "flights")
         await leases.hold(shard, "audit", time)
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from actors.doors.sql_session.change_statements import SHOWN_KINDS
 from actors.doors.sql_session.context import PLAIN_VIEW, QUERIED_KINDS, SessionContext
-from actors.doors.sql_session.reading import explain_query
+from actors.doors.sql_session.ddl_statements import SHOWN_KINDS
+from actors.doors.sql_session.query_statements import explain_query
 from actors.doors.sql_session.results import StatementResult, result_of
 from actors.doors.sql_session.row_values import SqlParameter
 from actors.engine.sql import statements as sql
