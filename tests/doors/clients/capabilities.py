@@ -1,5 +1,6 @@
-"""What clients are asked to do, as data: a table of the page for each door. Of the standard library
-alone."""
+"""What clients are asked to do, as data: one table of the page per protocol. Uses only the standard
+library.
+"""
 
 from __future__ import annotations
 
@@ -65,9 +66,9 @@ class DoorTable(NamedTuple):
 
     title: str
     told: str
-    """What stands above it."""
+    """The text above the table."""
     capabilities: Mapping[str, str]
-    """The title of each, by its key."""
+    """Titles of the capabilities, by key."""
     clients: tuple[str, ...]
 
 
@@ -104,5 +105,5 @@ DOORS: Final = (
 
 
 def door_of(client: str) -> DoorTable:
-    """Return the table in which a client stands."""
+    """Return the table that lists a client."""
     return next(door for door in DOORS if client in door.clients)

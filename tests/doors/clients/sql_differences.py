@@ -1,5 +1,6 @@
-"""The part of the page that tells where PostgreSQL and this service answer the same text
-differently. Of the standard library alone."""
+"""The section of the compatibility page on results that differ from PostgreSQL. Uses only the
+standard library.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Final, NamedTuple
 
 TITLE: Final = "Results that differ from PostgreSQL"
 ERROR: Final = "an error"
-"""What is shown of one."""
+"""Shown in place of a value."""
 _TOLD: Final = f"""\
 ## {TITLE}
 
@@ -29,16 +30,16 @@ _ROW: Final = re.compile(r"^\| `` (.+) `` \| (.*) \| (.*) \|$", re.MULTILINE)
 
 
 class SqlDifference(NamedTuple):
-    """One text, and what both answer."""
+    """An expression, and its two results."""
 
     text: str
-    """What stands behind SELECT."""
+    """The SQL after SELECT."""
     postgres: str
     here: str
 
 
 def section_of(differences: Sequence[SqlDifference]) -> str:
-    """Return the part of the page."""
+    """Return the section of the page."""
     return _TOLD + "".join(
         f"| `` {_escaped(each.text)} `` | {_cell(each.postgres)} | {_cell(each.here)} |\n"
         for each in differences
@@ -46,7 +47,7 @@ def section_of(differences: Sequence[SqlDifference]) -> str:
 
 
 def read_section(page: str) -> list[SqlDifference]:
-    """Return what a page says."""
+    """Parse the section of a page."""
     section = page.partition(f"## {TITLE}\n")[2].partition("\n## ")[0]
     return [
         SqlDifference(*(cell.replace("\\|", "|").strip("`") for cell in cells))
@@ -55,8 +56,7 @@ def read_section(page: str) -> list[SqlDifference]:
 
 
 def are_alike(first: str, second: str) -> bool:
-    """Return whether two answers hold the same values: numbers may have other digits behind the
-    twelfth.
+    """Return whether two results have the same values. Numbers may differ after the twelfth digit.
 
     >>> are_alike("1, a; 2.50, b", "1, a; 2.5, b"), are_alike("1; 2", "2; 1")
     (True, False)
