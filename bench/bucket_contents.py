@@ -83,7 +83,7 @@ class BucketProcess:
         assert self._process.pid is not None
         self.pid = self._process.pid
 
-    def told(self) -> tuple[int, dict[str, int]]:
+    def transferred(self) -> tuple[int, dict[str, int]]:
         """Return the bytes stored, and the bytes that each key id has moved."""
         self._pipe.send(self.bucket)
         stored, moved = self._pipe.recv()
@@ -155,13 +155,13 @@ async def first_contents(
         if turn:
             await ours.client.drop(ours.view)
         at = await ours.client.write({})
-        before, key = moved_by(os.getpid(), pids), bucket.told()[1].get(bucket.own, 0)
+        before, key = moved_by(os.getpid(), pids), bucket.transferred()[1].get(bucket.own, 0)
         began = time.perf_counter()
         await ours.client.create_materialized_view(ours.view, sql)
         await ours.client.wait_for(ours.view, at, deadline_ms=DEADLINE_MS)
         took.append((time.perf_counter() - began) * 1000)
         moved = moved_by(os.getpid(), pids) - before
-        through.append(moved + bucket.told()[1].get(bucket.own, 0) - key)
+        through.append(moved + bucket.transferred()[1].get(bucket.own, 0) - key)
         plain.append(await ours.bench.query(sql, files))
     report.add(Measure(name, median(took[warm:]), median(plain[warm:]), target=CONTENTS_TARGET))
     size = sum(path.stat().st_size for path in files.values())

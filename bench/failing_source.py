@@ -72,7 +72,7 @@ def in_memory(
     return address
 
 
-class Outside:
+class UpstreamDatabase:
     """The upstream database with a writer, and the failures of its reader."""
 
     def __init__(self, server: PostgresServer) -> None:
@@ -81,7 +81,7 @@ class Outside:
         self.failures = 0
 
     @asynccontextmanager
-    async def there(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[None]:
         """Create the database with its table, and write changes to it while the block lasts."""
         with psycopg.connect(self._server.conninfo(), autocommit=True) as made:
             made.execute(f"CREATE DATABASE {DATABASE}")
@@ -132,27 +132,29 @@ class Outside:
             await self.fail()
 
 
-async def ill_for(client: Client, outside: Outside, server: PostgresServer, while_s: float) -> Any:
+async def run_with_failures(
+    client: Client, upstream: UpstreamDatabase, server: PostgresServer, while_s: float
+) -> Any:
     """Return the (begin, end) of a period with the tenth source, in which it failed repeatedly."""
     config = {"kind": "postgres", "host": str(server.folder), "port": server.port}
     config |= {"database": DATABASE, "user": server.user}
     await client.create_source(FAILING, config, {"public.orders": "orders"})
     await anyio.sleep(SETTLE_S)
-    before = outside.failures
+    before = upstream.failures
     async with anyio.create_task_group() as group:
-        group.start_soon(outside.fail_for, while_s)
-        found = await well_for(while_s)
+        group.start_soon(upstream.fail_for, while_s)
+        found = await wait_period(while_s)
     ((tenth,),) = [[each for each in await client.sources() if each.name == FAILING]]
     restarts = 0 if tenth.statistics is None else tenth.statistics.restarts
-    if not restarts or outside.failures == before:
+    if not restarts or upstream.failures == before:
         raise SystemExit(f"the source did not fail: {tenth}")
-    print(f"  {outside.failures - before} failures, {restarts} restarts", flush=True)
+    print(f"  {upstream.failures - before} failures, {restarts} restarts", flush=True)
     await client.drop_source(FAILING)
     await anyio.sleep(SETTLE_S)
     return found
 
 
-async def well_for(while_s: float) -> tuple[float, float]:
+async def wait_period(while_s: float) -> tuple[float, float]:
     """Wait, and return the (begin, end) of the period in ms."""
     begin = time.time() * 1000
     await anyio.sleep(while_s)
@@ -166,9 +168,9 @@ async def run(report: Report) -> None:
     whiles: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     with TemporaryDirectory() as folder, postgres_server(wal_level="logical") as server:
         settings = Settings(state_dir=str(Path(folder) / "state"), listen="127.0.0.1:0")
-        outside = Outside(server)
+        upstream = UpstreamDatabase(server)
         async with (
-            outside.there(),
+            upstream.running(),
             Service(settings, engine=in_memory) as service,
             await Client.connect(service.address) as client,
             anyio.create_task_group() as group,
@@ -178,8 +180,8 @@ async def run(report: Report) -> None:
                 group.start_soon(seen[name].follow, client, name)
             await anyio.sleep(SETTLE_S)
             for _ in range(turns):
-                whiles[False].append(await well_for(while_s))
-                whiles[True].append(await ill_for(client, outside, server, while_s))
+                whiles[False].append(await wait_period(while_s))
+                whiles[True].append(await run_with_failures(client, upstream, server, while_s))
             group.cancel_scope.cancel()
     ages = {
         ill: np.concatenate([each.ages(*one) for each in seen.values() for one in found])

@@ -53,7 +53,7 @@ VIEW = "SELECT branch, count(*) AS n, sum(balance) AS s FROM accounts GROUP BY b
 DEADLINE_S = 200
 
 
-class Outside:
+class UpstreamDatabase:
     """The upstream database, and what is written there."""
 
     def __init__(self, server: PostgresServer, admin: Any) -> None:
@@ -75,7 +75,7 @@ class Outside:
         cursor = await self.admin.execute(sql)
         return await cursor.fetchone() if cursor.description else None
 
-    async def left(self) -> None:
+    async def wait_clean(self) -> None:
         """Wait until dropped sources have left nothing in the database."""
         with anyio.fail_after(DEADLINE_S):
             while (await self.run("SELECT count(*) FROM pg_replication_slots"))[0]:
@@ -108,66 +108,66 @@ async def count(address: str, table: str, at: int) -> int:
 # -- the measures ------------------------------------------------------------------------------
 
 
-async def stream(report: Report, service: Served, outside: Outside) -> None:
+async def stream(report: Report, service: Served, upstream: UpstreamDatabase) -> None:
     """Measure changes that are already in the log, until they are durable."""
     rows, turns = (20_000, 1) if report.quick else (400_000, 3)
-    await outside.run(f"CREATE TABLE changes ({COLUMNS})")
-    await outside.run("CREATE TABLE marks (n bigint PRIMARY KEY)")
+    await upstream.run(f"CREATE TABLE changes ({COLUMNS})")
+    await upstream.run("CREATE TABLE marks (n bigint PRIMARY KEY)")
     tables = {"public.changes": "changes", "public.marks": "marks"}
     async with await Client.connect(service.address) as client:
-        await client.create_source("stream", outside.config(), tables)
-    await seen(service.address, "marks", await outside.mark("marks"))
-    (name,) = await outside.run("SELECT pubname FROM pg_publication")
+        await client.create_source("stream", upstream.config(), tables)
+    await seen(service.address, "marks", await upstream.mark("marks"))
+    (name,) = await upstream.run("SELECT pubname FROM pg_publication")
     here, there = [], []
     for turn in range(turns):
         service.pause()
-        await outside.run("SELECT pg_create_logical_replication_slot('peer', 'pgoutput')")
-        await outside.run(
+        await upstream.run("SELECT pg_create_logical_replication_slot('peer', 'pgoutput')")
+        await upstream.run(
             f"DO $$ BEGIN FOR k IN {turn * rows // 10} .. {(turn + 1) * rows // 10 - 1} LOOP"
             f" INSERT INTO changes SELECT {ROW} FROM generate_series(k * 10, k * 10 + 9) i;"
             " COMMIT; END LOOP; END $$"
         )
-        mark = await outside.mark("marks")
-        (end,) = await outside.run("SELECT pg_current_wal_lsn()::text")
+        mark = await upstream.mark("marks")
+        (end,) = await upstream.run("SELECT pg_current_wal_lsn()::text")
         there.append(
-            await SystemClock().run_blocking(lambda: receive(outside.server, end, name))  # noqa: B023
+            await SystemClock().run_blocking(lambda: receive(upstream.server, end, name))  # noqa: B023
         )
-        await outside.run("SELECT pg_drop_replication_slot('peer')")
+        await upstream.run("SELECT pg_drop_replication_slot('peer')")
         started = time.perf_counter()
-        service.go_on()
+        service.resume()
         at = await seen(service.address, "marks", mark)
         here.append(time.perf_counter() - started)
         assert await count(service.address, "changes", at) == (turn + 1) * rows
     async with await Client.connect(service.address) as client:
         await client.drop_source("stream")
-    await outside.left()
+    await upstream.wait_clean()
     add(report, "sources_postgres_stream", rows, here, there, STREAM_TARGET)
 
 
-async def snapshot(report: Report, service: Served, outside: Outside, rows: int) -> None:
+async def snapshot(report: Report, service: Served, upstream: UpstreamDatabase, rows: int) -> None:
     """Measure the snapshot of a table, until it is durable."""
-    await outside.run(f"CREATE TABLE contents ({COLUMNS})")
-    await outside.run(f"INSERT INTO contents SELECT {ROW} FROM generate_series(1, {rows}) i")
-    await outside.run("VACUUM (FREEZE, ANALYZE) contents")
-    await outside.run("CREATE TABLE filled (n bigint PRIMARY KEY)")
-    mark = await outside.mark("filled")
+    await upstream.run(f"CREATE TABLE contents ({COLUMNS})")
+    await upstream.run(f"INSERT INTO contents SELECT {ROW} FROM generate_series(1, {rows}) i")
+    await upstream.run("VACUUM (FREEZE, ANALYZE) contents")
+    await upstream.run("CREATE TABLE filled (n bigint PRIMARY KEY)")
+    mark = await upstream.mark("filled")
     here, there = [], []
     for turn in range(1 if report.quick else 3):
-        file = outside.server.folder / "copied"
+        file = upstream.server.folder / "copied"
         started = time.perf_counter()
-        await outside.run(f"COPY contents TO '{file}'")
+        await upstream.run(f"COPY contents TO '{file}'")
         there.append(time.perf_counter() - started)
         file.unlink()
         name = f"snapshot{turn}"
         tables = {"public.contents": f"c{turn}", "public.filled": f"f{turn}"}
         started = time.perf_counter()
         async with await Client.connect(service.address) as client:
-            await client.create_source(name, outside.config(), tables)
+            await client.create_source(name, upstream.config(), tables)
             at = await seen(service.address, f"f{turn}", mark)
             here.append(time.perf_counter() - started)
             assert await count(service.address, f"c{turn}", at) == rows
             await client.drop_source(name)
-        await outside.left()
+        await upstream.wait_clean()
     add(report, f"sources_postgres_snapshot_{size_name(rows)}", rows, here, there, SNAPSHOT_TARGET)
 
 
@@ -204,29 +204,31 @@ async def taken(client: Client, name: str, rows: int) -> bool:
     return done == rows
 
 
-async def latency(report: Report, service: Served, outside: Outside) -> None:
+async def latency(report: Report, service: Served, upstream: UpstreamDatabase) -> None:
     """Measure a transaction until its changes of an aggregate are durable."""
     accounts = ACCOUNTS // 10 if report.quick else ACCOUNTS
     warm, counted = (5, 10) if report.quick else (150, 200)
-    await outside.run(
+    await upstream.run(
         "CREATE TABLE accounts (id bigint PRIMARY KEY, branch bigint, balance numeric(12,2))"
     )
-    await outside.run(
+    await upstream.run(
         f"INSERT INTO accounts SELECT i, CASE i WHEN 0 THEN -1 ELSE i % {GROUPS} END, 0"
         f" FROM generate_series(0, {accounts - 1}) i"
     )
     async with await Client.connect(service.address) as client:
-        await client.create_source("accounts", outside.config(), {"public.accounts": "accounts"})
+        await client.create_source("accounts", upstream.config(), {"public.accounts": "accounts"})
         await client.create_materialized_view("by_branch", VIEW)
     floor = (await service.ask(Floor(warm + counted)))[warm:]
     took: dict[str, list[float]] = {}
     for watched, wanted in (("accounts", counted // 4), ("by_branch", warm + counted)):
         async with following(service.address, watched) as last:
-            took[watched] = [await one(outside, last, accounts, number) for number in range(wanted)]
+            took[watched] = [
+                await one(upstream, last, accounts, number) for number in range(wanted)
+            ]
     async with await Client.connect(service.address) as client:
         await client.drop("by_branch")
         await client.drop_source("accounts")
-    await outside.left()
+    await upstream.wait_clean()
     ours, tables = took["by_branch"][warm:], took["accounts"][counted // 8 :]
     peer = median(floor)
     report.add(Measure("sources_latency_p50", median(ours), peer, target=LATENCY_TARGET))
@@ -283,13 +285,13 @@ async def following(address: str, name: str) -> AsyncIterator[Last]:
         group.cancel_scope.cancel()
 
 
-async def one(outside: Outside, last: Last, accounts: int, number: int) -> float:
+async def one(upstream: UpstreamDatabase, last: Last, accounts: int, number: int) -> float:
     """Return the milliseconds of one transaction, after a random pause."""
     dice = random.Random(number)
     await anyio.sleep(dice.random() * 0.05)
     value = last.value + 1
     ids = ", ".join(str(dice.randrange(1, accounts)) for _ in range(UPDATED - 1))
-    await outside.run(
+    await upstream.run(
         f"UPDATE accounts SET balance = CASE id WHEN 0 THEN {value} ELSE balance + 1 END"
         f" WHERE id IN (0, {ids})"
     )
@@ -306,7 +308,7 @@ def add(
 
 
 @asynccontextmanager
-async def database(synchronous_commit: str) -> AsyncIterator[Outside]:
+async def database(synchronous_commit: str) -> AsyncIterator[UpstreamDatabase]:
     """Run PostgreSQL, and yield it with a connection."""
     with postgres_server(
         wal_level="logical",
@@ -317,7 +319,7 @@ async def database(synchronous_commit: str) -> AsyncIterator[Outside]:
     ) as server:
         connect = psycopg.AsyncConnection.connect(server.conninfo(), autocommit=True)
         async with await connect as admin:
-            yield Outside(server, admin)
+            yield UpstreamDatabase(server, admin)
 
 
 async def run(report: Report) -> None:
@@ -333,13 +335,13 @@ async def run(report: Report) -> None:
         }
         async with served(**settings) as service:
             if "latency" in chosen:
-                async with database("on") as outside:
-                    await latency(report, service, outside)
+                async with database("on") as upstream:
+                    await latency(report, service, upstream)
             if "postgres" in chosen:
-                async with database("off") as outside:
-                    await stream(report, service, outside)
+                async with database("off") as upstream:
+                    await stream(report, service, upstream)
                     for rows in sizes([50_000] if report.quick else [5_000_000]):
-                        await snapshot(report, service, outside, rows)
+                        await snapshot(report, service, upstream, rows)
             if "files" in chosen:
                 for rows in [100_000] if report.quick else [10_000_000]:
                     await files(report, service, place, rows)

@@ -123,7 +123,7 @@ class Served:
         """Pause the process: it neither reads nor answers anything."""
         self._process.send_signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resume the process."""
         self._process.send_signal(signal.SIGCONT)
 
