@@ -1,4 +1,4 @@
-"""What ADBC's driver for PostgreSQL can do: ``adbc_program.py HOST:PORT`` tells it."""
+"""Print what ADBC's PostgreSQL driver can do: ``adbc_program.py HOST:PORT``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN = (
     *("id", "flag", "tiny", "small", "whole", "large", "single", "twice", "word", "short"),
     *("fixed", "raw", "day", "moment", "clock", "list", "words"),
 )
-"""Columns whose values Arrow has as they are; the others are texts to this driver."""
+"""Columns whose values Arrow represents directly; this driver returns the others as strings."""
 
 
 def main(address: str) -> None:
@@ -107,7 +107,7 @@ def batch(db: Any) -> None:
 
 
 def transaction(db: Any) -> None:
-    """On a connection that does not commit by itself."""
+    """Run a transaction on a connection without autocommit."""
     run(db, "CREATE TABLE accounts (id bigint PRIMARY KEY, n bigint)")
     run(db, "INSERT INTO accounts VALUES (1, 1)")
     db.commit()

@@ -1,4 +1,4 @@
-"""What psqlODBC can do, by pyodbc: ``odbc_program.py DRIVER HOST:PORT`` tells it."""
+"""Print what psqlODBC can do, through pyodbc: ``odbc_program.py DRIVER HOST:PORT``."""
 
 from __future__ import annotations
 

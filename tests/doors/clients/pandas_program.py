@@ -1,4 +1,4 @@
-"""What pandas can do over SQLAlchemy, and over ADBC: ``pandas_program.py HOST:PORT`` tells it."""
+"""Print what pandas can do over SQLAlchemy, and over ADBC: ``pandas_program.py HOST:PORT``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main(address: str) -> None:
 
 
 def binary(address: str) -> None:
-    """Over ADBC."""
+    """Run the checks over ADBC."""
     plain = "id, flag, tiny, small, whole, large, single, twice, word, short, fixed, raw, day"
     with adbc_driver_postgresql.dbapi.connect(f"postgresql://tester@{address}/penstock") as db:
         found = pd.read_sql(f"SELECT {plain} FROM kinds WHERE id < 9 ORDER BY id", db)

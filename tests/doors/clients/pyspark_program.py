@@ -1,4 +1,4 @@
-"""What a remote PySpark can do: ``pyspark_program.py HOST:PORT`` tells it (`client_probe`)."""
+"""Print what a remote PySpark can do: ``pyspark_program.py HOST:PORT`` (see `client_probe`)."""
 
 from __future__ import annotations
 

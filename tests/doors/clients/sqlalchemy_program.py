@@ -1,4 +1,4 @@
-"""What SQLAlchemy can do over psycopg: ``sqlalchemy_program.py HOST:PORT`` tells it."""
+"""Print what SQLAlchemy can do over psycopg: ``sqlalchemy_program.py HOST:PORT``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sqlalchemy import orm
 
 
 class DeclaredBase(orm.DeclarativeBase):  # type: ignore[misc]
-    """Tables that the program makes."""
+    """Base of the tables that the program creates."""
 
 
 class WordEntry(DeclaredBase):
-    """A word, as the mapper has it."""
+    """A word, as mapped by SQLAlchemy."""
 
     __tablename__ = "entries"
     id: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
