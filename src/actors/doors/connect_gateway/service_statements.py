@@ -124,8 +124,8 @@ async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
     match statement:
         case sql.ExplainStatement():
             # Spark explains queries by itself, and refuses the other.
-            made = isinstance(statement.statement, sql.ChangeStatement)
-            return made or statement.mode == "incremental"
+            of_view = bool(statement.view) or isinstance(statement.statement, sql.ChangeStatement)
+            return of_view or statement.mode == "incremental"
         case sql.ShowObjectsStatement():
             return statement.kind in _OWN_KINDS
         # Spark carries out none of them, and with IF EXISTS the object may be absent.
