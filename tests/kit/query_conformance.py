@@ -1,17 +1,17 @@
 """Runs each query of the public corpora as a view, and compares it with plain Spark.
 
-`ConformanceCheck` holds one corpus's rows at one scale and judges queries. Each query becomes a
-view on the real engine, over its tables. Most rows exist when the view is hydrated. Then every
-table gets random changes, in a step of several timestamps, in a step of one timestamp, and after a
-restart; finally all rows are deleted. After each step the view's shard is compared with plain
-Spark's result of the query (`base_check`). `write_page` renders docs/reference/conformance.md.
+`ConformanceCheck` has the rows of one corpus at one scale and judges queries. A query is judged as
+a view on the real engine, over the tables that it reads. Most rows are there when the view is
+hydrated. Then random changes come to every table: in a step of several timestamps, in a step of one
+timestamp, and after a restart. At last all rows are deleted. After each step the view's shard is
+compared with plain Spark's answer to the query (`base_check`). `write_page` writes the results to
+docs/reference/conformance.md.
 
 Rules
-- A changed row is inserted, deleted or updated. Changed values are those of other rows of the
-  table, or NULL, so that they match the queries' filters and joins as other rows do; keys stay
-  unique.
-- The rows read are those that the lookups of the single-timestamp step returned. A view that is
-  recomputed reads everything, shown as "all".
+- A changed row is inserted, deleted or updated. Changed values come from other rows of the table or
+  are NULL, so that they match filters and joins like the others. Keys stay unique.
+- Rows read are those that the lookups of the single-timestamp step returned. A view that is
+  recomputed in full reads everything, which the page shows as "all".
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from actors.testing.view_scripts import ScriptUpdate, ViewScript, ViewText
 from tests.kit.corpora import CORPORA, CorpusQuery, make_tables, tables_of
 
 TIMES: Final = (10, 20, 21, 22, 30)
-"""Timestamps of the changes. The view is hydrated at the first."""
+"""Timestamps of the changes; the view is hydrated at the first one."""
 GROUPS: Final = ((10,), (20, 21, 22), (30,))
-"""Timestamps that are written together. After the last group all rows are deleted."""
+"""Timestamps that are written together; after the last group all rows are deleted."""
 GROUPS_BRIEF: Final = ((10,), (20,))
 """One step of one timestamp."""
 NULL_SHARE: Final = 0.2
-"""Share of NULLs among the updated values of a nullable column."""
+"""Fraction of NULLs among the updated values of a nullable column."""
 MODES: Final = ("incremental", "keyed", "opaque", "refused")
 MODE_LINE: Final = "mode: "
-"""Prefix of the last line of a compiled query's tree."""
+"""Start of the last line of a compiled query's tree."""
 WHOLE: Final = -1
-"""The number of rows read by a recomputed view."""
+"""Stands for the number of rows read by a view that was recomputed in full."""
 
 
 class QueryJudgement(msgspec.Struct):
-    """The results for one query."""
+    """The findings about one query."""
 
     corpus: str
     query: str
@@ -66,13 +66,13 @@ class QueryJudgement(msgspec.Struct):
     reason: str = ""
     detail: str = ""
     reads: list[int] = []
-    """Rows of state that a step read, at each scale measured; `WHOLE`: all of them."""
+    """Rows of state read by a step, at each scale measured; `WHOLE` means all of them."""
     tree: str = ""
-    """The relational tree of a query that was only compiled, or the reason why it has none; the
-    last line is the mode of its view."""
+    """The relational tree of a query that was only compiled, or the reason for having none; the
+    mode of its view is in a line of its own."""
 
     def line(self) -> str:
-        """Return the line that the runner prints."""
+        """Return the judgement as the runner prints it."""
         rest = "; ".join(part for part in (self.reason, self.detail) if part)
         return f"{self.verdict}  {self.mode}  {self.corpus}/{self.query}" + (
             f"  {rest}" if rest else ""
@@ -80,7 +80,7 @@ class QueryJudgement(msgspec.Struct):
 
 
 class ConformanceCheck:
-    """Judges a corpus's queries over its rows at one scale."""
+    """Judges the queries of a corpus over its rows at one scale."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class ConformanceCheck:
         changes: int,
         seed: int,
     ) -> None:
-        """Keep the rows. `changes` is the number of changes in each step of one timestamp, to all
+        """Keep the rows. `changes` is the number of changes in each single-timestamp step, to all
         tables of a query together."""
         self._corpus = CORPORA[corpus]
         self._tables = tables
@@ -101,13 +101,13 @@ class ConformanceCheck:
     async def judge(
         self, queries: Sequence[CorpusQuery], *, brief: bool = False, empties: bool = True
     ) -> list[QueryJudgement]:
-        """Judge queries, as views over the same tables at the same time.
+        """Judge queries, all of them as views over the same tables at the same time.
 
         Args:
-            queries: They share the tables' shards, so they are faster judged together.
-            brief: Make all changes in one step of one timestamp, without a restart, and keep the
-                rows.
-            empties: Finally delete all rows.
+            queries: Several share the tables' shards, so they are judged faster together.
+            brief: All changes come in one step of one time, without a restart before it, and the
+                rows stay.
+            empties: True if all rows are deleted at last.
         """
         schemas: dict[str, TableSchema] = {}
         for query in queries:
@@ -153,13 +153,13 @@ class ConformanceCheck:
 def divide_rows(
     schemas: Mapping[str, TableSchema], tables: Mapping[str, pa.Table], changes: int, seed: int
 ) -> tuple[dict[str, pa.Table], list[ScriptUpdate]]:
-    """Divide rows into those that stay, as updates at the first timestamp, and those that change.
+    """Divide rows into those that stay, as updates of the first timestamp, and those that change.
 
     Args:
-        schemas: Schemas of the tables.
+        schemas: Of the tables that are divided.
         tables: Their rows, without times.
-        changes: The total number at each later timestamp; at least one per table.
-        seed: The same seed gives the same rows and changes.
+        changes: So many in all at each later time, at least one a table.
+        seed: The same seed divides and changes rows in the same way.
     """
     base, updates = {}, []
     count = max(1, changes // len(schemas))
@@ -185,7 +185,7 @@ def _updates_of_rows(rows: pa.Table, schema: TableSchema) -> pa.Table:
 
 
 class _Changing:
-    """Generates the changes of one table's rows."""
+    """Makes the changes of one table's rows."""
 
     def __init__(
         self, schema: TableSchema, pool: Sequence[tuple[Any, ...]], choose: random.Random
@@ -198,7 +198,7 @@ class _Changing:
         self._absent = list(pool[here:])
 
     def updates(self, count: int) -> Iterable[tuple[int, tuple[Any, ...], int]]:
-        """Yield (time, row, diff): the initial rows first, then about `count` changes per
+        """Yield (time, row, diff): first the initial rows, then about `count` changes per
         timestamp."""
         for row in self._present:
             yield TIMES[0], row, 1
@@ -249,7 +249,7 @@ def for_few_steps(settings: Settings) -> Settings:
 
 
 def _add(first: QueryJudgement, judged: QueryJudgement, scale: float) -> None:
-    """Add a query's results at another scale to those at the first."""
+    """Add the findings about a query at another scale to those at the first scale."""
     first.reads += judged.reads
     if judged.verdict == "WRONG" and first.verdict != "WRONG":
         first.verdict = "WRONG"
@@ -259,7 +259,7 @@ def _add(first: QueryJudgement, judged: QueryJudgement, scale: float) -> None:
 async def compile_queries(
     queries: Sequence[CorpusQuery], place: CheckPlace
 ) -> list[QueryJudgement]:
-    """Compile queries without running them. Each is ``compiled``, with its mode, or ``refused``."""
+    """Compile queries without running them: each is ``compiled`` with its mode, or ``refused``."""
     analyze = EngineCaller(place.executor, "modes").analyze()
     found = []
     for query in queries:
@@ -277,8 +277,10 @@ async def compile_queries(
 async def output_schemas(
     corpus: str, queries: Sequence[CorpusQuery], place: CheckPlace
 ) -> list[TableSchema]:
-    """Return the schemas of the queries' results, from Spark's analysis over empty tables. Raises
-    `QueryRejected` for a query that Spark rejects."""
+    """Return the schemas of the queries' results, from Spark's analysis over empty tables.
+
+    Raises `QueryRejected` for a query that Spark rejects.
+    """
     analyze = EngineCaller(place.executor, "texts").analyze()
     tables = tuple(CORPORA[corpus].tables.items())
     return [(await analyze(tables, query.sql, ())).schema for query in queries]
@@ -292,8 +294,8 @@ async def judge_corpus(
     seed: int,
     show: Callable[[QueryJudgement], None],
 ) -> list[QueryJudgement]:
-    """Judge the queries of one corpus, one by one, at each scale. Returns the verdict and mode at
-    the first scale, and any fault at another."""
+    """Judge the queries of a corpus one by one, at each of the scales. Return the verdict and mode
+    at the first scale, and any fault found at another."""
     found: dict[str, QueryJudgement] = {}
     for number, scale in enumerate(scales):
         with tempfile.TemporaryDirectory(dir=place.scratch) as scratch:
@@ -312,7 +314,7 @@ async def judge_corpus(
 
 
 def judged_wrong(judged: Sequence[QueryJudgement]) -> list[QueryJudgement]:
-    """Return the judgements with a wrong result."""
+    """Return the judgements with a wrong verdict."""
     return [each for each in judged if each.verdict == "WRONG"]
 
 
@@ -333,8 +335,8 @@ _TITLES: Final = {"tpch": "TPC-H", "nexmark": "NEXMark", "tpcds": "TPC-DS"}
 
 
 def write_page(judged: Sequence[QueryJudgement], how: str) -> str:
-    """Return docs/reference/conformance.md. `how` states the command and the parameters of the
-    run."""
+    """Return the text of docs/reference/conformance.md. `how` is the command that made it, with its
+    parameters."""
     corpora = list(dict.fromkeys(each.corpus for each in judged))
     lines = [
         "# Conformance: public queries as live views",
