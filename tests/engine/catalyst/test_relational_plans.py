@@ -302,9 +302,9 @@ def test_rows_in_the_text_are_written_as_they_are() -> None:
         (node("Range", start=0, end=20_000, step=1, output=[column(1)]), "of 20000 rows"),
         (node("Range", start=5, end=5, step=1, output=[column(1)]), "of 0 rows"),
         (node("Union", A, B, byName=True), "UNION BY NAME"),
-        (project(A, column(99)), "a column of a query around this one"),
+        (project(A, column(99)), "a column of an outer query"),
         (join(A, B, "LeftSingle", KEYS), "there may be two rows"),
-        (node("GlobalLimit", A, limitExpr=column(1)), "a LIMIT that is no number"),
+        (node("GlobalLimit", A, limitExpr=column(1)), "a LIMIT that is not a number"),
     ],
     ids=lambda value: value.name if isinstance(value, TreeNode) else "",
 )
