@@ -149,7 +149,7 @@ class ExpressionWriter:
         if name == "AttributeReference":
             return self._column(node.fields["exprId"])
         if name in CLOCK_CALLS and not self._clock:
-            raise NotRendered(f"{CLOCK_CALLS[name]} elsewhere than in a comparison of WHERE")
+            raise NotRendered(f"{CLOCK_CALLS[name]} outside a comparison in WHERE")
         if name == "Literal":
             return literal_text(node, raw=self.raw_strings)
         if node.fields.get("stale"):
