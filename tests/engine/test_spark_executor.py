@@ -341,7 +341,7 @@ async def test_a_killer_is_run_again_only_after_a_pause_that_doubles(
 
     async def refused(seconds: int) -> None:
         reply = await bench.run(RunStep("again", "p", 0, 0, {}, 1, 2))
-        with pytest.raises(JobTooLarge, match=f"it is not run again for {seconds} s"):
+        with pytest.raises(JobTooLarge, match=f"it will not be run again for {seconds} s"):
             await stage.answer(reply)
 
     await killed()

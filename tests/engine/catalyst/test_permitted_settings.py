@@ -39,7 +39,8 @@ def test_settings_of_meaning_and_planning_are_permitted() -> None:
 )
 def test_all_others_are_refused_by_name(name: str) -> None:
     assert not is_permitted_setting(name)
-    with pytest.raises(InvalidUsage, match=r"belongs to the service.*spark\.sql\.ansi\.\*") as error:
+    pattern = r"belongs to the service.*spark\.sql\.ansi\.\*"
+    with pytest.raises(InvalidUsage, match=pattern) as error:
         check_settings({"spark.sql.ansi.enabled": "true", name: "true"}, 1000)
     assert repr(name) in str(error.value)
 

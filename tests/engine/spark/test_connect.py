@@ -255,7 +255,7 @@ def test_a_restricted_query_is_checked_by_our_own_spark(
         session.stop()
     refused = asked(blind, "SELECT max(k) AS k FROM l")
     assert refused.code == "AccessDenied"
-    assert "no plans are seen" in refused.text
+    assert "plans are not visible" in refused.text
     assert engine.ask(ParseText(job_id(), "SELECT f(1) FROM u")).unknown == ("f",)
 
 

@@ -76,7 +76,7 @@ def refusal_of(kind: str, name: str) -> str:
 
     >>> refusal_of("function", "reflect")
     'permission denied for function reflect: only administrators may use it, since it can reach \
-    outside of the query'
+outside of the query'
     """
     return (
         f"permission denied for {kind} {name}: only administrators may use it, since it can reach "

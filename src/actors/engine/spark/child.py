@@ -184,7 +184,7 @@ class EngineChild:
         # The jobs that are queued or running, by id.
         self._tickets: dict[str, JobTicket] = {}
         self._lock = threading.Lock()
-        self._telling = threading.Lock()
+        self._reporting = threading.Lock()
         """Held while a job's progress is sent, so that the job does not end meanwhile."""
         self._jobs = JobDispatcher()
         # Set when a job is canceled, to wake the thread that interrupts Spark.
@@ -200,7 +200,7 @@ class EngineChild:
         """Start the threads."""
         self._watcher.start()
         threading.Thread(target=self._cancel, name="cancel", daemon=True).start()
-        threading.Thread(target=self._tell, name="progress", daemon=True).start()
+        threading.Thread(target=self._report_progress, name="progress", daemon=True).start()
         if self._engine.settings.engine_disk_bytes_max:
             threading.Thread(target=self._watch_disk, name="disk", daemon=True).start()
         for number in range(self._engine.settings.engine_jobs_in_flight_max):
@@ -257,7 +257,7 @@ class EngineChild:
             while True:
                 ticket = self._jobs.take(box)
                 answer = self._answer(slot, ticket, pool)
-                with self._telling, self._lock:
+                with self._reporting, self._lock:
                     del self._tickets[ticket.job.job_id]
                 carried = ticket.bytes + self._wire.send(answer)
                 del ticket, answer  # An idle thread must not keep rows alive.
@@ -303,7 +303,7 @@ class EngineChild:
             # Spark is alive; only this call failed.
             return JobFailed(ticket.job.job_id, "EngineLost", str(error))
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         """Send the progress of long-running jobs whenever it has changed."""
         sent: dict[str, tuple[int, int, int | None]] = {}
         cores = SpareTasks(self._engine.settings.engine_spare_tasks_max)
@@ -323,7 +323,7 @@ class EngineChild:
                     if found is not None and found != sent[group]:
                         # Under the lock that `_work` takes to end a job, so that no progress
                         # follows the job's answer.
-                        with self._telling:
+                        with self._reporting:
                             ticket = self._tickets.get(job_id)
                             if ticket is not None and ticket.group == group:
                                 self._wire.send(JobProgress(job_id, *found))

@@ -123,7 +123,7 @@ def make_archive(
         if done.returncode != 0 or not unfinished.is_file():
             tail = done.stdout[-LOG_TAIL_CHARACTERS:].strip()
             raise EngineUnavailable(
-                f"no class archive was made with Java {java.version} from {java.origin} "
+                f"cannot make a class archive with Java {java.version} from {java.origin} "
                 f"(exit status {done.returncode}); the log ends:\n{tail}"
             )
         # Renamed once it is complete, so that no start finds an incomplete archive.

@@ -82,7 +82,7 @@ class GroupRendering(ABC):
         columns = [*keys, *values, TIME, DIFF]
         changes = self._select(columns, node.changes)
         # There is nothing before the single time, so each group has only its side after it.
-        if keys and self._afresh(node.old):
+        if keys and self._is_from_scratch(node.old):
             once = self._summed(node, changes, [f"CAST(sum({DIFF}) AS bigint) AS __w"])
             return f"SELECT *, 1L AS {DIFF} {from_rows(once)} WHERE __w > 0"
         old = self._select([*columns[:-2], f"-1L AS {TIME}", DIFF], node.old)
@@ -252,7 +252,7 @@ class GroupRendering(ABC):
         """Return the totals before and after each (group, time) that the contributions touch."""
         keys = [quote(key) for key in node.keys]
         sums = (ROW_COUNT, *node.measures)
-        if keys and self._afresh(node.hidden) and self._once(node.contributions):
+        if keys and self._is_from_scratch(node.hidden) and self._once(node.contributions):
             return self._first(node)
         known = self._types(node.contributions)
         kinds = {name: "bigint" if name == ROW_COUNT else known.get(name) for name in sums}
@@ -334,7 +334,7 @@ class GroupRendering(ABC):
         tail = f" GROUP BY {', '.join(keys)}" if keys else ""
         return f"SELECT {', '.join(items)} {from_rows(both)}{tail}"
 
-    def _afresh(self, state: Node) -> bool:
+    def _is_from_scratch(self, state: Node) -> bool:
         """Return whether all changes are at one time, with nothing before them."""
         return self._at_once and self._empty(state)
 

@@ -21,7 +21,7 @@ from actors.runtime.settings import Settings
 KILLERS_MAX: Final = 256
 
 
-class _Killer(msgspec.Struct):
+class _QuarantinedJob(msgspec.Struct):
     # The text of the error; it names the job and the last end of the engine.
     text: str
     # Number of times that the job was given up; it never decreases.
@@ -36,7 +36,7 @@ class JobQuarantine:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         # The jobs in quarantine by content, the longest unseen first; at most `KILLERS_MAX`.
-        self._killers: OrderedDict[bytes, _Killer] = OrderedDict()
+        self._killers: OrderedDict[bytes, _QuarantinedJob] = OrderedDict()
         # Dataflows whose last failed job ended the engine; a successful job clears its dataflow.
         self._dataflows: set[str] = set()
 
@@ -58,14 +58,14 @@ class JobQuarantine:
             return False
         return _dataflow_of(job) in self._dataflows or _content_of(job) in self._killers
 
-    def convict(self, job: Job, text: str, now_ms: float) -> JobTooLarge:
+    def add(self, job: Job, text: str, now_ms: float) -> JobTooLarge:
         """Record that a job ended the engine, and return the error for it."""
         content = _content_of(job)
         # Inserted again at the end, so that the limit drops the jobs whose last kill is oldest.
         before = self._killers.pop(content, None)
         kills = 1 if before is None else before.kills + 1
         until_ms = now_ms + self._settings.engine_killer_retry_ms(kills)
-        self._killers[content] = _Killer(text, kills, until_ms)
+        self._killers[content] = _QuarantinedJob(text, kills, until_ms)
         while len(self._killers) > KILLERS_MAX:
             self._killers.popitem(last=False)
         if dataflow := _dataflow_of(job):
@@ -73,7 +73,7 @@ class JobQuarantine:
             self._dataflows.add(dataflow)
         return JobTooLarge(text)
 
-    def acquit(self, job: Job) -> None:
+    def release(self, job: Job) -> None:
         """Record that a job ran to completion."""
         if self._killers:
             self._killers.pop(_content_of(job), None)

@@ -1,13 +1,13 @@
-"""Contents of stored updates as a frame: each row as often as its diffs sum up to.
+"""The contents of stored updates as a frame: each row as often as the sum of its diffs.
 
-Only retractions make sums necessary. Where the statistics of all files say that there is none, the
-rows are the contents as they are. Else a row that no retraction has the key of is one, too, and
-only the others are grouped:
+Sums are needed only because of retractions. If the statistics of all files say that there are none,
+the rows are the contents. Otherwise the same holds for each row whose key is not that of a
+retraction, and only the others are grouped:
 
-    touched  = the keys of retracted rows (broadcast where they are few)
+    touched  = the keys of retracted rows (broadcast if they are few)
     contents = rows LEFT ANTI JOIN touched  UNION ALL  sums of (rows LEFT SEMI JOIN touched)
 
-The key is the table's, or all columns. Where keys cannot be joined, all rows are grouped.
+The key is that of the table, or all columns. If the keys cannot be joined, all rows are grouped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ BROADCAST_BYTES_MAX: Final = 64 << 20
 
 
 class _Split(NamedTuple):
-    """Stored rows, and those among them that may retract; `ones`: no positive diff is above 1."""
+    """Stored rows, and those among them that may be retractions. `ones`: no positive diff is above
+    1."""
 
     retracting: LoadedRows
     ones: bool
@@ -47,13 +48,13 @@ def contents_frame(
     stack: ExitStack, bridge: SessionBridge, loaded: LoadedRows, view: str, *, apart: bool
 ) -> DataFrame:
     """Return the contents. Views that the frame needs are named after `view`, and stay until the
-    stack is closed. `apart`: nothing is computed of a row that a retraction removes."""
+    stack is closed. `apart`: nothing may be computed from a row that a retraction removes."""
     schema, rows = loaded.rows.schema, frame(bridge, loaded)
     split = _split(loaded)
     if split is None:
         return _summed(stack, bridge, rows, schema, view, apart=apart)
     if split.retracting.empty:
-        # Later rows of the files are cut off by a filter, which another must not go before.
+        # A filter cuts off later rows of the files, and no other filter may run before it.
         return _repeated(
             rows, schema, ones=split.ones, apart=apart and loaded.rows.upper < NO_UPPER
         )
@@ -77,7 +78,7 @@ def contents_frame(
 
 
 def _split(loaded: LoadedRows) -> _Split | None:
-    """Return which of the rows may retract; None if a file does not tell."""
+    """Return which of the rows may be retractions; None if a file does not tell."""
     bounds = {path: diff_bounds(path) for path in loaded.files}
     known = [each for each in bounds.values() if each is not None]
     if loaded.frame is not None or len(known) < len(bounds):
@@ -96,7 +97,7 @@ def _split(loaded: LoadedRows) -> _Split | None:
 
 
 def _can_join(schema: TableSchema, names: tuple[str, ...]) -> bool:
-    """Return whether rows can be joined by these columns: maps cannot."""
+    """Return whether rows can be joined by these columns, which excludes maps."""
     kinds = types_of(schema)
     return not any("map<" in kinds[name].lower() for name in names)
 
@@ -120,9 +121,9 @@ def _joined(
 
 
 def _repeated(rows: DataFrame, schema: TableSchema, *, ones: bool, apart: bool) -> DataFrame:
-    """Return rows without retractions, each as often as its diff says."""
+    """Return rows without retractions, each repeated according to its diff."""
     if apart:
-        # True of each; as it is not deterministic, Spark moves no filter below.
+        # This is true for every row. As it is not deterministic, Spark moves no filter below it.
         rows = rows.where(f"rand(0) < abs({DIFF})")
     names = list(map(quote, schema.names))
     if ones:
@@ -139,7 +140,7 @@ def _summed(
     *,
     apart: bool,
 ) -> DataFrame:
-    """Return rows whose diffs sum to more than zero, each repeated by that sum."""
+    """Return the rows whose diffs sum to more than zero, each repeated that many times."""
     stack.enter_context(bridge.views({view: rows}))
     exact = exact_keys(types_of(schema))
     text = consolidated(

@@ -92,7 +92,7 @@ def read_maintain(reader: StatementReader) -> MaintainStatement:
 # -- CREATE --------------------------------------------------------------------------------------
 
 
-class _Created(NamedTuple):
+class _CreateHead(NamedTuple):
     """The first part of a CREATE statement, up to the kind of the object."""
 
     position: int
@@ -142,7 +142,7 @@ def read_create(reader: StatementReader) -> SqlStatement:
         if or_replace and if_not_exists:
             raise reader.error("OR REPLACE and IF NOT EXISTS cannot be combined")
         command = f"CREATE {' '.join(words)}"
-        return read(reader, _Created(position, command, or_replace, if_not_exists))
+        return read(reader, _CreateHead(position, command, or_replace, if_not_exists))
     raise reader.unexpected(list_words(" ".join(words) for words in _CREATES))
 
 
@@ -160,7 +160,7 @@ def _refuse_create(reader: StatementReader) -> None:
     reader.refuse("EXTERNAL", problem="EXTERNAL tables are not supported", hint="use CREATE SOURCE")
 
 
-def _create_table(reader: StatementReader, begun: _Created) -> SqlStatement:
+def _create_table(reader: StatementReader, head: _CreateHead) -> SqlStatement:
     name = reader.object_name("a table's name")
     # Columns, or a query that defines them. Which of the two is known only after the clauses.
     defined = None
@@ -181,13 +181,13 @@ def _create_table(reader: StatementReader, begun: _Created) -> SqlStatement:
         )
 
     defaults = {each.name: each.default for each in columns if each.default is not None}
-    created = begun.statement((name,), request, defaults=defaults)
+    created = head.statement((name,), request, defaults=defaults)
     if defined is None:
         if not reader.follows("AS"):
             raise reader.unexpected("'(' and columns, or AS and a query", hint=_FORMAT_HINT)
         reader.need("AS")
         query = read_query(reader)
-        return CreateTableAsStatement(position=begun.position, created=created, query=query)
+        return CreateTableAsStatement(position=head.position, created=created, query=query)
     reader.refuse(
         "AS",
         problem="AS cannot follow a list of columns",
@@ -200,7 +200,7 @@ def _create_table(reader: StatementReader, begun: _Created) -> SqlStatement:
     return created
 
 
-def _create_materialized_view(reader: StatementReader, begun: _Created) -> SqlStatement:
+def _create_materialized_view(reader: StatementReader, head: _CreateHead) -> SqlStatement:
     name = reader.object_name("a view's name")
     _refuse_view_columns(reader)
     clauses = _clauses(reader, _MATERIALIZED_CLAUSES)
@@ -222,14 +222,14 @@ def _create_materialized_view(reader: StatementReader, begun: _Created) -> SqlSt
             conf,
             clauses.policy,
             numbers.get("target_lag_ms", 0),
-            replace=begun.or_replace,
+            replace=head.or_replace,
             comment=clauses.comment,
         )
 
-    return begun.statement((name,), request, query=query)
+    return head.statement((name,), request, query=query)
 
 
-def _create_view(reader: StatementReader, begun: _Created) -> SqlStatement:
+def _create_view(reader: StatementReader, head: _CreateHead) -> SqlStatement:
     name = reader.object_name("a view's name")
     _refuse_view_columns(reader)
     clauses = _clauses(reader, _TABLE_CLAUSES)
@@ -248,12 +248,12 @@ def _create_view(reader: StatementReader, begun: _Created) -> SqlStatement:
             0,
             object_name(name),
             "",
-            replace=begun.or_replace,
+            replace=head.or_replace,
             comment=clauses.comment,
             plain=True,
         )
 
-    return begun.statement((name,), request, query=query)
+    return head.statement((name,), request, query=query)
 
 
 def _refuse_view_columns(reader: StatementReader) -> None:
@@ -264,7 +264,7 @@ def _refuse_view_columns(reader: StatementReader) -> None:
     )
 
 
-def _create_index(reader: StatementReader, begun: _Created) -> SqlStatement:
+def _create_index(reader: StatementReader, head: _CreateHead) -> SqlStatement:
     name = None
     if not reader.follows("ON"):
         name = reader.object_name("an index's name or ON")
@@ -277,12 +277,12 @@ def _create_index(reader: StatementReader, begun: _Created) -> SqlStatement:
     reader.need_end()
     # An index without a name is named after its object and columns.
     own = name or ("_".join((on[-1], *columns, "idx")),)
-    return begun.statement(
+    return head.statement(
         (own, on), lambda: api.CreateIndex(0, object_name(own), object_name(on), columns)
     )
 
 
-def _create_source(reader: StatementReader, begun: _Created) -> SqlStatement:
+def _create_source(reader: StatementReader, head: _CreateHead) -> SqlStatement:
     name = reader.object_name("a source's name")
     kind, options = _connector(reader)
     tables = None
@@ -296,10 +296,10 @@ def _create_source(reader: StatementReader, begun: _Created) -> SqlStatement:
         wanted = None if tables is None else _named_tables(tables)
         return api.CreateSource(0, object_name(name), *configuration, wanted)
 
-    return begun.statement((name,), request)
+    return head.statement((name,), request)
 
 
-def _create_sink(reader: StatementReader, begun: _Created) -> SqlStatement:
+def _create_sink(reader: StatementReader, head: _CreateHead) -> SqlStatement:
     name = reader.object_name("a sink's name")
     reader.need_any("ON", "FROM")
     on = reader.object_name("a table's or view's name")
@@ -310,11 +310,11 @@ def _create_sink(reader: StatementReader, begun: _Created) -> SqlStatement:
         encoded = json.dumps(typed_options(options)).encode()
         return api.CreateSink(0, object_name(name), object_name(on), kind, encoded)
 
-    return begun.statement((name, on), request)
+    return head.statement((name, on), request)
 
 
 _CREATES: Final[
-    Mapping[tuple[str, ...], tuple[Callable[[StatementReader, _Created], SqlStatement], bool]]
+    Mapping[tuple[str, ...], tuple[Callable[[StatementReader, _CreateHead], SqlStatement], bool]]
 ] = {
     ("TABLE",): (_create_table, False),
     ("MATERIALIZED", "VIEW"): (_create_materialized_view, True),
@@ -323,17 +323,17 @@ _CREATES: Final[
     ("SINK",): (_create_sink, False),
     ("INDEX",): (_create_index, False),
     ("ROLE",): (
-        lambda reader, begun: read_create_role(reader, begun.position, begun.if_not_exists),
+        lambda reader, head: read_create_role(reader, head.position, head.if_not_exists),
         False,
     ),
     ("USER",): (
-        lambda reader, begun: read_create_role(
-            reader, begun.position, begun.if_not_exists, login=True
+        lambda reader, head: read_create_role(
+            reader, head.position, head.if_not_exists, login=True
         ),
         False,
     ),
     ("TOKEN",): (
-        lambda reader, begun: read_create_token(reader, begun.position, begun.if_not_exists),
+        lambda reader, head: read_create_token(reader, head.position, head.if_not_exists),
         False,
     ),
 }
