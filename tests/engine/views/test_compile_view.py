@@ -420,10 +420,10 @@ async def test_a_translated_plan_is_the_views_and_the_engine_is_asked_once() -> 
 
 
 async def test_a_view_that_is_not_translated_is_opaque_for_that_reason() -> None:
-    refused = QueryTranslation(None, "a plan that is not the text's: x")
+    refused = QueryTranslation(None, "its translation does not match the query: x")
     engine = Asked(QueryAnalyzed("a", IDS, ("flights",), translation=refused))
     plan = await compile_view("select id from flights", TABLES, engine)
-    assert (plan.mode, plan.reason) == ("opaque", "a plan that is not the text's: x")
+    assert (plan.mode, plan.reason) == ("opaque", "its translation does not match the query: x")
     assert len(engine.asked) == 1
 
 
