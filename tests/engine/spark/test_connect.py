@@ -174,7 +174,10 @@ def test_what_only_the_server_knows_is_not_read(
             for name in ("theirs", "default.theirs", "spark_catalog.default.theirs"):
                 refused = analyze(each, f"SELECT l.k FROM l JOIN {name} t ON l.k = t.k")
                 assert isinstance(refused, JobFailed), refused
-                assert "spark_catalog.default.theirs, which is not a table of the service" in refused.text
+                assert (
+                    "spark_catalog.default.theirs, which is not a table of the service"
+                    in refused.text
+                )
     finally:
         session.sql("DROP TABLE theirs").collect()
         session.stop()

@@ -329,7 +329,11 @@ def test_damaged_contents_are_refused(world: World) -> None:
         ({"consumer": "c"}, InvalidUsage, "option consumer is only for reading changes"),
         ({"maxRowsPerBatch": "0", "changes": "true"}, InvalidUsage, "from 1 to"),
         ({"asOf": "9" * 5000}, InvalidUsage, "whole number"),
-        ({"startingTime": "newest", "changes": "true"}, InvalidUsage, "startingTime newest is not supported"),
+        (
+            {"startingTime": "newest", "changes": "true"},
+            InvalidUsage,
+            "startingTime newest is not supported",
+        ),
     ],
 )
 def test_options_are_checked(

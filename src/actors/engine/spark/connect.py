@@ -231,9 +231,9 @@ class ConnectSessions(ThreadSessions):
         base: Mapping[str, str],
         reader: PlanReader,
         cores: ServerCores,
-        far_partitions_max: int = 0,
+        cluster_partitions_max: int = 0,
     ) -> None:
-        super().__init__(root, user, scratch, far_partitions_max)
+        super().__init__(root, user, scratch, cluster_partitions_max)
         self._base = base
         self._cores = cores
         self._reader = reader

@@ -24,7 +24,7 @@ from actors.engine.spark.bridge import SessionBridge
 from actors.engine.spark.bucket_parts import BucketPartScan
 from actors.engine.spark.failures import describe
 from actors.engine.spark.fragments import CHAR_LENGTH
-from actors.engine.spark.rows import LoadedRows, done, load
+from actors.engine.spark.rows import LoadedRows, load, rows_done
 from actors.engine.spark.steps import ThreadSlot, is_small
 from actors.engine.spark.stored_contents import contents_frame
 from actors.engine.spark.subtraction import subtract_old_contents
@@ -56,13 +56,14 @@ def run_difference(slot: ThreadSlot, job: ComputeDifference) -> RowsDone:
 
     Raises `QueryRejected` if the query does not make `job.output`, and Spark's own errors.
     """
-    return retry_apart(lambda apart: _run_difference(slot, job, apart=apart))
+    return retry_summed_first(lambda sum_first: _run_difference(slot, job, sum_first=sum_first))
 
 
-def retry_apart(run: Callable[[bool], RowsDone]) -> RowsDone:
-    """Run a query over contents. If its data make it raise an error, run it again with `apart`.
+def retry_summed_first(run: Callable[[bool], RowsDone]) -> RowsDone:
+    """Run a query over contents. If its data make it raise an error, run it again with `sum_first`.
 
-    With `apart`, Spark sums the diffs of equal rows before it computes anything else from the rows.
+    With `sum_first`, Spark sums the diffs of equal rows before it computes anything else from the
+    rows.
     """
     # Predicate pushdown stays on, unlike in the second run of a step (`steps.run_step`): a user's
     # query may have the conditions of its joins in WHERE.
@@ -77,10 +78,13 @@ def retry_apart(run: Callable[[bool], RowsDone]) -> RowsDone:
     return run(True)
 
 
-def _run_difference(slot: ThreadSlot, job: ComputeDifference, *, apart: bool) -> RowsDone:
+def _run_difference(slot: ThreadSlot, job: ComputeDifference, *, sum_first: bool) -> RowsDone:
     started = time.perf_counter()
     old = None if job.old is None else load(job.old, slot.parts, slot.inline_bytes_max)
-    with open_query(slot, job.tables, job.conf, job.sql, old, apart=apart) as (opened, found):
+    with open_query(slot, job.tables, job.conf, job.sql, old, sum_first=sum_first) as (
+        opened,
+        found,
+    ):
         bridge = opened.bridge
         check_types(output_schema(found.schema), job.output, "the query", names=False)
         found = found.toDF(*job.output.names)
@@ -100,7 +104,7 @@ def _run_difference(slot: ThreadSlot, job: ComputeDifference, *, apart: bool) ->
         pa.repeat(pa.scalar(job.time, pa.int64()), table.num_rows),
     )
     elapsed = (time.perf_counter() - started) * 1000
-    return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
+    return rows_done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
 
 
 class OpenedSession(NamedTuple):
@@ -129,14 +133,14 @@ def open_query(
     sql: str,
     old: LoadedRows | None = None,
     *,
-    apart: bool = False,
+    sum_first: bool = False,
 ) -> Iterator[tuple[OpenedSession, DataFrame]]:
     """Open contents as `open_contents` does, and also yield a user's query over them.
 
     Of parts in a bucket, only the columns that the query reads are fetched. Raises `QueryRejected`,
     and Spark's own errors.
     """
-    with open_contents(slot, tables, conf, old, apart=apart) as opened:
+    with open_contents(slot, tables, conf, old, sum_first=sum_first) as opened:
         found = opened.bridge.query(sql)
         read = opened.columns_read(found)
         if not read:
@@ -144,7 +148,7 @@ def open_query(
             return
     # Spark does not prune columns that a Python function makes, so the query is analysed again over
     # frames with NULL in place of unread columns.
-    with open_contents(slot, tables, conf, old, apart=apart, read=read) as opened:
+    with open_contents(slot, tables, conf, old, sum_first=sum_first, read=read) as opened:
         yield opened, opened.bridge.query(sql)
 
 
@@ -155,13 +159,13 @@ def open_contents(
     conf: tuple[tuple[str, str], ...],
     old: LoadedRows | None = None,
     *,
-    apart: bool = False,
+    sum_first: bool = False,
     read: Mapping[str, frozenset[str]] = ALL_COLUMNS,
 ) -> Iterator[OpenedSession]:
     """Open a session in which texts may name the contents of the tables. `small` of the session
-    tells whether all rows are small, including `old`. `apart`: see `retry_apart`. `read`: the
-    columns to fetch of parts in a bucket, by the name of the table; for tables that are left out,
-    all columns."""
+    tells whether all rows are small, including `old`. `sum_first`: see `retry_summed_first`.
+    `read`: the columns to fetch of parts in a bucket, by the name of the table; for tables that are
+    left out, all columns."""
     loaded = {name: load(rows, slot.parts, slot.inline_bytes_max) for name, rows in tables}
     for name, columns in read.items():
         scan = loaded[name].scan
@@ -176,9 +180,9 @@ def open_contents(
     with ExitStack() as stack:
         contents = {}
         for number, (name, rows) in enumerate(loaded.items()):
-            table = None if rows.left else _contents_here(rows.table)
+            table = None if rows.is_left_to_spark else _contents_here(rows.table)
             if table is None:
-                made = contents_frame(stack, bridge, rows, f"__raw{number}", apart=apart)
+                made = contents_frame(stack, bridge, rows, f"__raw{number}", sum_first=sum_first)
             else:
                 made = bridge.table(table)
             contents[name] = _with_char_lengths(made, rows.rows.schema)
@@ -198,8 +202,9 @@ def _with_char_lengths(found: DataFrame, schema: TableSchema) -> DataFrame:
 
 def lend_contents(slot: ThreadSlot, job: LendContents) -> PlanPrepared:
     """Make contents a global temporary view. Raises Spark's own errors."""
-    # `apart`: a query over the view must not compute anything from a row that a retraction removes.
-    with open_contents(slot, ((LENT, job.rows),), (), apart=True) as opened:
+    # `sum_first`: a query over the view must not compute anything from a row that a retraction
+    # removes.
+    with open_contents(slot, ((LENT, job.rows),), (), sum_first=True) as opened:
         slot.check()
         found = opened.bridge.sql(f"SELECT * FROM {quote(LENT)}")
         # The view keeps the analysed plan, so it outlives the names that this session gave to the
@@ -227,7 +232,7 @@ def run_query(slot: ThreadSlot, job: QueryFiles) -> RowsDone:
         found = bridge.query(job.sql)
         table = bridge.collect(found, lambda: output_schema(found.schema).arrow())
     elapsed = (time.perf_counter() - started) * 1000
-    return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
+    return rows_done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
 
 
 def _contents_here(updates: pa.Table) -> pa.Table | None:

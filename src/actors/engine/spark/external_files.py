@@ -22,7 +22,7 @@ from actors.engine.spark.answer_files import too_large, write_files
 from actors.engine.spark.bridge import SessionBridge
 from actors.engine.spark.failures import short_text
 from actors.engine.spark.fragments import spark_struct
-from actors.engine.spark.rows import done
+from actors.engine.spark.rows import rows_done
 from actors.engine.spark.steps import ThreadSlot
 from actors.model.plan.jobs import InferFiles, QueryAnalyzed, RowsDone, TakeFiles
 from actors.model.plan.schema import quote
@@ -74,7 +74,7 @@ def read_files(slot: ThreadSlot, job: TakeFiles) -> RowsDone:
             return RowsDone(job.job_id, rows, spark_ms=_since(started), files=files)
     except Exception as error:
         raise _named(error, job.paths) from error
-    return done(job.job_id, table, slot.out, slot.inline_bytes_max, _since(started))
+    return rows_done(job.job_id, table, slot.out, slot.inline_bytes_max, _since(started))
 
 
 def _type_as_taken(field: pa.Field, kind: str) -> pa.DataType:

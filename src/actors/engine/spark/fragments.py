@@ -167,18 +167,19 @@ def consolidated(
     *,
     by_time: bool = True,
     keep: str = "<> 0",
-    apart: bool = False,
+    sum_first: bool = False,
 ) -> str:
     """Return SQL that sums the diffs of equal rows (at equal times) and keeps the rows whose sum
     satisfies `keep`. `exact`: the keys of columns that cannot be grouped by themselves
-    (`exact_keys`). `apart`: no filter above may be computed on rows that are not summed up yet."""
+    (`exact_keys`). `sum_first`: no filter above may be computed on rows that are not summed up
+    yet."""
     grouped = [key for name in names for key in exact.get(name, (quote(name),))]
     items = [f"any_value({quote(n)}) AS {quote(n)}" if n in exact else quote(n) for n in names]
     if by_time:
         grouped.append(TIME)
         items.append(TIME)
     items.append(f"sum({DIFF}) AS {DIFF}")
-    if apart:
+    if sum_first:
         # This is true for every sum that is kept. As it is not deterministic, Spark moves no filter
         # below it.
         keep += f" AND rand(0) < abs({DIFF})"

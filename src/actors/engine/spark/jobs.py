@@ -24,7 +24,7 @@ from actors.engine.spark.bucket_parts import BucketParts
 from actors.engine.spark.difference import (
     lend_contents,
     open_query,
-    retry_apart,
+    retry_summed_first,
     return_contents,
     run_difference,
     run_query,
@@ -37,8 +37,8 @@ from actors.engine.spark.prepared_plan import PreparedPlan, prepare
 from actors.engine.spark.prepared_steps import PreparedSteps
 from actors.engine.spark.query_engine import OWN
 from actors.engine.spark.remote_address import on_loopback
-from actors.engine.spark.rows import done
-from actors.engine.spark.session import ThreadSessions, far_partitions_max, name_call_site
+from actors.engine.spark.rows import rows_done
+from actors.engine.spark.session import ThreadSessions, cluster_partitions_max, name_call_site
 from actors.engine.spark.steps import TREE_NODES_MAX, ThreadSlot, rehearse, run_step
 from actors.model.plan.jobs import (
     AnalyzeStatement,
@@ -84,12 +84,12 @@ def run_select(slot: ThreadSlot, job: SelectContents) -> RowsDone:
     rows. If this process cannot see such files, the answer is collected, and one that is too large
     is refused.
     """
-    return retry_apart(lambda apart: _run_select(slot, job, apart=apart))
+    return retry_summed_first(lambda sum_first: _run_select(slot, job, sum_first=sum_first))
 
 
-def _run_select(slot: ThreadSlot, job: SelectContents, *, apart: bool) -> RowsDone:
+def _run_select(slot: ThreadSlot, job: SelectContents, *, sum_first: bool) -> RowsDone:
     started = time.perf_counter()
-    with open_query(slot, job.tables, job.conf, job.sql, apart=apart) as (opened, found):
+    with open_query(slot, job.tables, job.conf, job.sql, sum_first=sum_first) as (opened, found):
         bridge = opened.bridge
         check_types(result_schema(found.schema), job.output, "the query", names=False)
         found = _with_months(found.toDF(*job.output.names), job.output)
@@ -111,7 +111,7 @@ def _run_select(slot: ThreadSlot, job: SelectContents, *, apart: bool) -> RowsDo
                 ) from None
             return _written(slot, job, found, started)
     elapsed = (time.perf_counter() - started) * 1000
-    return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
+    return rows_done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
 
 
 def _with_months(found: DataFrame, output: TableSchema) -> DataFrame:
@@ -367,7 +367,7 @@ class SparkEngine:
 
     def _sessions(self) -> ThreadSessions:
         return ThreadSessions(
-            self.session, self._user, self._temporary, far_partitions_max(self.settings)
+            self.session, self._user, self._temporary, cluster_partitions_max(self.settings)
         )
 
     def _carry_out(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:

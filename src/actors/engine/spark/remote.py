@@ -22,7 +22,7 @@ from actors.engine.spark.failures import is_forgotten, short_text
 from actors.engine.spark.jobs import JobTicket, SparkEngine, run_job
 from actors.engine.spark.plan_reader import READ_SETTINGS, PlanReader
 from actors.engine.spark.remote_address import redact_secrets, strip_parameters
-from actors.engine.spark.session import CONNECT_SETTINGS, ThreadSessions, far_partitions_max
+from actors.engine.spark.session import CONNECT_SETTINGS, ThreadSessions, cluster_partitions_max
 from actors.engine.spark.spark_releases import another_session, check_server, limit_calls
 from actors.engine.spark.steps import ThreadSlot
 from actors.model.plan.jobs import Answer, EngineReady, JobFailed
@@ -163,7 +163,7 @@ class RemoteEngine(SparkEngine):
             self._base,
             self._reader,
             self._cores,
-            far_partitions_max(self.settings),
+            cluster_partitions_max(self.settings),
         )
         self._all.append(made)
         return made

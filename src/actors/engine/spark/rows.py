@@ -54,14 +54,14 @@ class LoadedRows(msgspec.Struct, frozen=True):
     """Parts of a bucket that are left for Spark."""
 
     @property
-    def left(self) -> bool:
+    def is_left_to_spark(self) -> bool:
         """Return whether Spark has to read rows."""
         return bool(self.files) or self.scan is not None
 
     @property
     def empty(self) -> bool:
         """Return whether it is certain that there are no rows."""
-        return not self.left and self.frame is None and self.table.num_rows == 0
+        return not self.is_left_to_spark and self.frame is None and self.table.num_rows == 0
 
 
 def load(rows: JobRows, parts: BucketParts, bytes_max: int) -> LoadedRows:
@@ -270,7 +270,7 @@ def frame(bridge: SessionBridge, loaded: LoadedRows, uses: int = 1) -> DataFrame
     return reduce(lambda one, other: one.unionByName(other), made)
 
 
-def done(
+def rows_done(
     job_id: str,
     table: pa.Table,
     out: Path,

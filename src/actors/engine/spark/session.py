@@ -244,7 +244,7 @@ def own_conf(settings: Settings, scratch: Path) -> dict[str, str]:
     return conf
 
 
-def far_partitions_max(settings: Settings) -> int:
+def cluster_partitions_max(settings: Settings) -> int:
     """Return the maximum number of an exchange's partitions on a cluster; 0 if all of Spark is one
     JVM."""
     return (
@@ -318,16 +318,16 @@ class ThreadSessions:
         root: SparkSession,
         user: frozenset[str],
         scratch: Path,
-        far_partitions_max: int = 0,
+        cluster_partitions_max: int = 0,
     ) -> None:
         """Take the session from which to open others.
 
         `user`: the names of the settings that the user has chosen, which Penstock's own do not
-        replace. `far_partitions_max`: the maximum number of partitions of a large job's exchanges;
-        0 leaves it unset.
+        replace. `cluster_partitions_max`: the maximum number of partitions of a large job's
+        exchanges; 0 leaves it unset.
         """
         self._root = root
-        self._far_partitions_max = far_partitions_max
+        self._cluster_partitions_max = cluster_partitions_max
         self._scratch = scratch
         self._user = user
         # The open sessions by their settings, the least recently used first.
@@ -351,7 +351,7 @@ class ThreadSessions:
         while len(self._sessions) > SESSIONS_PER_THREAD_MAX:
             self._sessions.popitem(last=False)[1].close()
         made.activate()
-        if not small and self._far_partitions_max:
+        if not small and self._cluster_partitions_max:
             self._follow_cores(made, frozenset(name for name, _ in conf) | self._user)
         return made
 
@@ -359,7 +359,7 @@ class ThreadSessions:
         """Give the exchanges of a large job as many partitions as the cluster has cores now, since
         executors come and go."""
         if PARTITIONS not in chosen:
-            count = str(min(max(2, made.cores()), self._far_partitions_max))
+            count = str(min(max(2, made.cores()), self._cluster_partitions_max))
             if made.partitions != count:
                 made.session.conf.set(PARTITIONS, count)
                 made.partitions = count
@@ -383,7 +383,7 @@ class ThreadSessions:
             for name, value in SMALL_STEPS.items():
                 if name not in self._user:
                     session.conf.set(name, value)
-        elif self.adapts and self._far_partitions_max and ADAPTIVE not in self._user:
+        elif self.adapts and self._cluster_partitions_max and ADAPTIVE not in self._user:
             # Over the network, a better plan and fewer partitions than cores save more than it
             # costs to find them.
             session.conf.set(ADAPTIVE, "true")

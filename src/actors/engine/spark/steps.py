@@ -42,7 +42,7 @@ from actors.engine.spark.failures import describe
 from actors.engine.spark.fragments import consolidated
 from actors.engine.spark.prepared_plan import PreparedPlan
 from actors.engine.spark.prepared_steps import PreparedRequest, PreparedSteps
-from actors.engine.spark.rows import LoadedRows, all_ones, done, frame, load
+from actors.engine.spark.rows import LoadedRows, all_ones, frame, load, rows_done
 from actors.engine.spark.session import ThreadSessions
 from actors.engine.spark.subtraction import subtract_old_contents
 from actors.engine.spark.translate import PlanTranslator, SessionRelation, leaves
@@ -178,7 +178,7 @@ def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone
 def _summed(bridge: SessionBridge, loaded: LoadedRows) -> LoadedRows:
     """Return the rows with the diffs of equal rows summed up, whatever their times."""
     schema = loaded.rows.schema
-    if not loaded.left:
+    if not loaded.is_left_to_spark:
         times = pa.repeat(pa.scalar(0, pa.int64()), loaded.table.num_rows)
         table = consolidate(set_column(loaded.table, TIME, times))
         return msgspec.structs.replace(loaded, table=table)
@@ -208,7 +208,7 @@ def _run_strata(
     if job.lo > 0 and not filled:
         bridge = slot.sessions.get(plan.conf, small=small)
         table = empty_updates(prepared.stratum(bridge, last))
-        return done(job.job_id, table, slot.out, slot.inline_bytes_max, 0.0)
+        return rows_done(job.job_id, table, slot.out, slot.inline_bytes_max, 0.0)
     *earlier, chosen = prepared.pieces(
         first, last, filled, slot.plan_nodes_max, fresh=job.lo == 0, optimistic=job.optimistic
     )
@@ -245,7 +245,7 @@ def _run_strata(
         made = consolidate(made)
         elapsed = (time.perf_counter() - started) * 1000
     elapsed -= slot.waited_ms
-    answer = done(job.job_id, made, slot.out, slot.inline_bytes_max, elapsed, prepared=again)
+    answer = rows_done(job.job_id, made, slot.out, slot.inline_bytes_max, elapsed, prepared=again)
     answer = msgspec.structs.replace(answer, wait_ms=slot.waited_ms)
     if slot.frequent and not earlier:
         changed = tuple(
@@ -265,7 +265,7 @@ def is_small(slot: ThreadSlot, inputs: Collection[LoadedRows]) -> bool:
 
 def _all_here(inputs: Iterable[LoadedRows]) -> bool:
     """Return whether Spark reads no rows itself."""
-    return not any(rows.left or rows.frame is not None for rows in inputs)
+    return not any(rows.is_left_to_spark or rows.frame is not None for rows in inputs)
 
 
 def _run_ahead(slot: ThreadSlot, work: _StepRun) -> pa.Table | None:
@@ -518,13 +518,13 @@ def _run_unprepared(
     job = work.job
     time = job.hi - 1 if job.at_once else None
     with _planned(slot, bridge, work, small=small) as found:
-        apart = slot.files_here or bool(job.into_bucket)
-        if small or not (apart and work.large(slot.collected_bytes_max)):
+        elsewhere = slot.files_here or bool(job.into_bucket)
+        if small or not (elsewhere and work.large(slot.collected_bytes_max)):
             try:
                 made = _collected(slot, bridge, work, found)
                 return made if time is None else _at(made, time)
             except Exception as error:
-                if not apart or not too_large(error):
+                if not elsewhere or not too_large(error):
                     raise
                 print(
                     f"{job.job_id} is written to files: {error}"[:300], file=sys.stderr, flush=True
@@ -573,7 +573,7 @@ def _planned(
         else:
             view = f"__{name}"
             # Checked only for files, for which it saves a column and the products with it.
-            ones = rows.left and job.at_once and all_ones(rows)
+            ones = rows.is_left_to_spark and job.at_once and all_ones(rows)
             relations[name] = SessionRelation(rows.rows.schema, view, rows.bytes, ones)
             read[view] = rows
     # A step at one time is computed at time 0, so that its text, and hence the compiled classes,
@@ -597,7 +597,7 @@ def is_at_one_time(loaded: Mapping[str, LoadedRows]) -> bool:
     times: set[int] = set()
     for name, rows in loaded.items():
         if InputName.parse(name).holds_changes and not rows.empty:
-            if rows.left or rows.frame is not None:
+            if rows.is_left_to_spark or rows.frame is not None:
                 return False
             found = pc.min_max(rows.table[TIME])
             times |= {found["min"].as_py(), found["max"].as_py()}

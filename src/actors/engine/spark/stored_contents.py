@@ -45,22 +45,22 @@ class _Split(NamedTuple):
 
 
 def contents_frame(
-    stack: ExitStack, bridge: SessionBridge, loaded: LoadedRows, view: str, *, apart: bool
+    stack: ExitStack, bridge: SessionBridge, loaded: LoadedRows, view: str, *, sum_first: bool
 ) -> DataFrame:
     """Return the contents. Views that the frame needs are named after `view`, and stay until the
-    stack is closed. `apart`: nothing may be computed from a row that a retraction removes."""
+    stack is closed. `sum_first`: nothing may be computed from a row that a retraction removes."""
     schema, rows = loaded.rows.schema, frame(bridge, loaded)
     split = _split(loaded)
     if split is None:
-        return _summed(stack, bridge, rows, schema, view, apart=apart)
+        return _summed(stack, bridge, rows, schema, view, sum_first=sum_first)
     if split.retracting.empty:
         # A filter cuts off later rows of the files, and no other filter may run before it.
         return _repeated(
-            rows, schema, ones=split.ones, apart=apart and loaded.rows.upper < NO_UPPER
+            rows, schema, ones=split.ones, sum_first=sum_first and loaded.rows.upper < NO_UPPER
         )
     names = schema.key or schema.names
     if not _can_join(schema, names):
-        return _summed(stack, bridge, rows, schema, view, apart=apart)
+        return _summed(stack, bridge, rows, schema, view, sum_first=sum_first)
     keys = [f"{quote(name)} AS __key{number}" for number, name in enumerate(names)]
     gone = frame(bridge, split.retracting).where(f"{DIFF} < 0")
     touched = gone.selectExpr(*keys).distinct()
@@ -71,10 +71,12 @@ def contents_frame(
         _joined(stack, bridge, rows, touched, equal, f"{view}_kept", anti=True),
         schema,
         ones=split.ones,
-        apart=apart,
+        sum_first=sum_first,
     )
     changed = _joined(stack, bridge, rows, touched, equal, f"{view}_changed", anti=False)
-    return kept.unionByName(_summed(stack, bridge, changed, schema, f"{view}_summed", apart=apart))
+    return kept.unionByName(
+        _summed(stack, bridge, changed, schema, f"{view}_summed", sum_first=sum_first)
+    )
 
 
 def _split(loaded: LoadedRows) -> _Split | None:
@@ -120,9 +122,9 @@ def _joined(
     )
 
 
-def _repeated(rows: DataFrame, schema: TableSchema, *, ones: bool, apart: bool) -> DataFrame:
+def _repeated(rows: DataFrame, schema: TableSchema, *, ones: bool, sum_first: bool) -> DataFrame:
     """Return rows without retractions, each repeated according to its diff."""
-    if apart:
+    if sum_first:
         # This is true for every row. As it is not deterministic, Spark moves no filter below it.
         rows = rows.where(f"rand(0) < abs({DIFF})")
     names = list(map(quote, schema.names))
@@ -138,12 +140,17 @@ def _summed(
     schema: TableSchema,
     view: str,
     *,
-    apart: bool,
+    sum_first: bool,
 ) -> DataFrame:
     """Return the rows whose diffs sum to more than zero, each repeated that many times."""
     stack.enter_context(bridge.views({view: rows}))
     exact = exact_keys(types_of(schema))
     text = consolidated(
-        f"SELECT * FROM {quote(view)}", schema.names, exact, by_time=False, keep="> 0", apart=apart
+        f"SELECT * FROM {quote(view)}",
+        schema.names,
+        exact,
+        by_time=False,
+        keep="> 0",
+        sum_first=sum_first,
     )
-    return _repeated(bridge.sql(text), schema, ones=False, apart=False)
+    return _repeated(bridge.sql(text), schema, ones=False, sum_first=False)
