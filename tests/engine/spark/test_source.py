@@ -332,7 +332,7 @@ def test_damaged_contents_are_refused(world: World) -> None:
         (
             {"startingTime": "newest", "changes": "true"},
             InvalidUsage,
-            "startingTime newest is not supported",
+            "newest is not supported",
         ),
     ],
 )

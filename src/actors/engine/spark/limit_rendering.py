@@ -24,6 +24,7 @@ from actors.model.plan.schema import DIFF, TIME, quote
 class LimitRendering(ABC):
     """The part of `translate.PlanTranslator` that renders limits."""
 
+    # Set by `PlanTranslator`: the types of nodes' columns, and whether all changes are at one time.
     _types: Types
     _one_time: bool
 
