@@ -620,7 +620,7 @@ class RelationalBuilder:
             )
         return PlanBlock([UnionAll(tuple(inputs))], [], first.output, columns)
 
-    # -- rows made of rows -------------------------------------------------------------------------
+    # -- expansions, windows and limits ------------------------------------------------------------
 
     def _made(self, prefix: str, attributes: Sequence[TreeNode]) -> tuple[GroupKey, ...]:
         """Return columns for the attributes that a node makes."""

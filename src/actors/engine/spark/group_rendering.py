@@ -35,8 +35,8 @@ Kinds: TypeAlias = Mapping[str, str | None]
 class GroupRendering(ABC):
     """The part of `translate.PlanTranslator` that renders groupings."""
 
-    # Set by `PlanTranslator`: the types of nodes' columns, the interval of the step, whether it runs
-    # in one partition, whether its changes are at one time, and the strata of the statement.
+    # Set by `PlanTranslator`: the types of nodes' columns, the interval of the step, whether it
+    # runs in one partition, whether its changes are at one time, and the strata of the statement.
     _types: Types
     _lo: int
     _hi: int

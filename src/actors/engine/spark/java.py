@@ -29,7 +29,7 @@ import msgspec
 from actors.engine.spark.spark_releases import adapt_source, installed_version, java_version_max
 from actors.runtime.errors import EngineUnavailable
 
-# -- our classes -----------------------------------------------------------------------------------
+# -- Penstock's Java classes -----------------------------------------------------------------------
 
 _COMPILING: Final = threading.RLock()
 """Guards the compilation of a class, which happens once; all threads share its object."""

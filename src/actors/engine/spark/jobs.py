@@ -71,7 +71,7 @@ from actors.runtime.errors import (
 from actors.runtime.settings import Settings
 from actors.runtime.threshold_probes import COLLECTED
 
-# -- queries over whole contents -------------------------------------------------------------------
+# -- queries over full contents --------------------------------------------------------------------
 
 
 def run_select(slot: ThreadSlot, job: SelectContents) -> RowsDone:

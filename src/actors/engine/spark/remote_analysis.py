@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from actors.engine.spark.connect import ConnectBridge
 
-# -- volatile calls, by words ----------------------------------------------------------------------
+# -- volatile calls, found by words ----------------------------------------------------------------
 
 _CLOCK_WORDS: Final = """
 now current_timestamp current_date curdate localtimestamp current_time localtime

@@ -184,7 +184,7 @@ def arrow_schema(kinds: Any, columns: Any, zone: str, version: str) -> Any:
     return kinds.toArrowSchema(columns, zone, False, *more)
 
 
-# -- PySpark: what an older one lacks, or calls otherwise ------------------------------------------
+# -- what older releases of PySpark lack or name differently ---------------------------------------
 
 
 class _NoLimit:

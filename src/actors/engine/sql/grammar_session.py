@@ -448,7 +448,7 @@ def read_close(reader: StatementReader) -> SqlStatement:
     return CloseCursorStatement(position=position, name=name)
 
 
-# -- prepared texts ------------------------------------------------------------------------------
+# -- prepared statements -------------------------------------------------------------------------
 
 
 def _argument_type(reader: StatementReader) -> str:

@@ -61,7 +61,7 @@ class StatementReader:
         self.place = first
         self._lexed = lexed
 
-    # -- looking ------------------------------------------------------------------------------
+    # -- lookahead ----------------------------------------------------------------------------
 
     def peek(self, ahead: int = 0) -> SqlToken:
         """Return the token that is `ahead` tokens after the next one; after the last, a token of
@@ -242,7 +242,7 @@ class StatementReader:
         self.place += 1
         return int(token.text)
 
-    # -- parts that are taken whole -----------------------------------------------------------
+    # -- queries and expressions --------------------------------------------------------------
 
     def span(self, first: int, last: int) -> TextSpan:
         """Return the tokens `[first, last)` as a part of the statement."""

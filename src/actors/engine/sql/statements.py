@@ -191,7 +191,7 @@ class CreateTableAsStatement(SqlStatement, frozen=True, kw_only=True):
         return self.created.names
 
 
-# -- questions about objects ---------------------------------------------------------------------
+# -- listings of objects -------------------------------------------------------------------------
 
 ShownKind: TypeAlias = Literal[
     "tables", "views", "materialized views", "sources", "sinks", "indexes", "schemas"
