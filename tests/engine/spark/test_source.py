@@ -352,7 +352,7 @@ def test_a_schema_of_the_users_own_is_refused_unless_it_is_the_same(world: World
     with pytest.raises(InvalidUsage, match=r"remove \.schema"):
         source.reader(StructType(right.fields[:1]))
     for field in (StructField("id", IntegerType()), StructField("id", LongType(), nullable=False)):
-        with pytest.raises(InvalidUsage, match=r"schema given has id .*remove \.schema"):
+        with pytest.raises(InvalidUsage, match=r"given schema has id .*remove \.schema"):
             source.reader(StructType([field, *right.fields[1:]]))
     with pytest.raises(InvalidUsage, match="a stream can only read changes"):
         source.streamReader(right)

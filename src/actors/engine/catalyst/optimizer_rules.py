@@ -43,8 +43,8 @@ ONCE: Final[tuple[tuple[str, str], ...]] = (
     (_OPTIMIZER + "ReplaceExceptWithAntiJoin", "EXCEPT is a null-safe anti join."),
     (_OPTIMIZER + "ReplaceDistinctWithAggregate", "DISTINCT is a grouping by all columns."),
     (_OPTIMIZER + "ReplaceDeduplicateWithAggregate", "So is removing duplicates."),
-    (_OPTIMIZER + "RemoveLiteralFromGroupExpressions", "A constant groups nothing."),
-    (_OPTIMIZER + "RemoveRepetitionFromGroupExpressions", "A key counts once."),
+    (_OPTIMIZER + "RemoveLiteralFromGroupExpressions", "Grouping by a constant has no effect."),
+    (_OPTIMIZER + "RemoveRepetitionFromGroupExpressions", "A repeated key has no effect."),
     (_OPTIMIZER + "OptimizeOneRowRelationSubquery", "A subquery without FROM is an expression."),
     (_OPTIMIZER + "PullupCorrelatedPredicates", "Correlation becomes the condition of a join."),
     (_OPTIMIZER + "BooleanSimplification", "NOT NOT IN becomes IN before it becomes a join."),
@@ -60,9 +60,9 @@ REPEATED: Final[tuple[tuple[str, str], ...]] = (
     (_OPTIMIZER + "PushDownPredicates", "Rows that are not needed are dropped early."),
     (_OPTIMIZER + "EliminateOuterJoin", "A test of the padded side makes a join inner."),
     (_OPTIMIZER + "ColumnPruning", "Columns that are not read are dropped."),
-    (_OPTIMIZER + "CollapseProject", "Projections of projections are one."),
+    (_OPTIMIZER + "CollapseProject", "Nested projections are merged."),
     (_OPTIMIZER + "RemoveNoopOperators", "Operators without effect are removed."),
-    (_OPTIMIZER + "CombineUnions", "A union of unions is one."),
+    (_OPTIMIZER + "CombineUnions", "Nested unions are merged."),
     (_OPTIMIZER + "RemoveRedundantAliases", "A column keeps its id where it is only renamed."),
 )
 """(class, reason) of the rules that are applied until nothing changes."""

@@ -50,7 +50,7 @@ def _sides(node: TreeNode) -> tuple[TreeNode, TreeNode]:
         made = node.children[0]
         # Spark replaces a subtraction by the addition of the negated interval.
         if made.name != "TimestampAddInterval" or made.children[1].name != "UnaryMinus":
-            raise NotRendered("a subtraction that adds")
+            raise NotRendered("a subtraction with an unexpected replacement")
         return made.children[0], made.children[1].children[0]
     return node.children[0], node.children[1]
 

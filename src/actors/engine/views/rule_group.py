@@ -256,7 +256,7 @@ class GroupOperator(ViewOperator):
         return (frozenset(self._names),) if self._names else ()
 
     def is_one_row(self) -> bool:
-        """Return whether there are no keys."""
+        """Return whether there are no keys, and therefore a single group."""
         return not self._names
 
     def is_constant(self) -> bool:

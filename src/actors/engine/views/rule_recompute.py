@@ -105,7 +105,7 @@ class RecomputeOperator(ViewOperator):
         return self._kinds.get(id_)
 
     def is_one_row(self) -> bool:
-        """Return whether there are no keys."""
+        """Return whether there are no keys, and therefore a single group."""
         return not self._keys
 
     def is_constant(self) -> bool:

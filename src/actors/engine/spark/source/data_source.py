@@ -361,9 +361,9 @@ def check_shape(loaded: LoadedFrame, schema: StructType) -> None:
         if differs or (not field.nullable and nullable.get(field.name, False)):
             null = "" if field.nullable else " not null"
             raise InvalidUsage(
-                f"{loaded.shown()} has the columns {ddl(loaded.schema)}, the schema given has"
-                f" {field.name} {field.dataType.simpleString()}{null}: leave .schema(…) out, and"
-                " cast what was loaded"
+                f"{loaded.shown()} has the columns {ddl(loaded.schema)}, but the given schema"
+                f" has {field.name} {field.dataType.simpleString()}{null}: remove .schema(…), and"
+                " cast the loaded columns"
             )
 
 
