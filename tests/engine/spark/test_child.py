@@ -152,9 +152,9 @@ def test_a_name_that_nobody_has_is_told(child: ChildProcess, text: str, missing:
     [
         ("SELECT nope FROM t", "UNRESOLVED_COLUMN"),
         ("SELEC v FROM t", "PARSE_SYNTAX_ERROR"),
-        ("CREATE TABLE x (a int)", "a view is a query"),
-        ("DROP VIEW t", "a view is a query"),
-        ("SET spark.sql.ansi.enabled = false", "a view is a query"),
+        ("CREATE TABLE x (a int)", "expected a query"),
+        ("DROP VIEW t", "expected a query"),
+        ("SET spark.sql.ansi.enabled = false", "expected a query"),
         ("INSERT INTO t VALUES (1, 'a')", ""),
         ("SELECT array(INTERVAL '1' DAY) AS i", "cannot be answered"),
     ],

@@ -491,7 +491,7 @@ def test_what_a_plan_would_keep_is_refused_once_and_right(
         assert table_of(answer).num_rows == 1
     lines = [line for line in child.log.read_text().splitlines() if line.startswith(f"{name}:")]
     assert len(lines) == 1
-    assert "planned anew" in lines[0]
+    assert "planned at each step" in lines[0]
     assert reason.lower() in lines[0].lower()
 
 
