@@ -107,8 +107,8 @@ TESTS: Final[Mapping[str, tuple[str, ...]]] = {
     "engine/views/rule_eager": EAGER,
     "engine/views/eager_choice": EAGER,
     "replica/dataflow/policy": ("replica/dataflow/test_policy.py",),
-    "replica/dataflow/touched": (
-        "replica/dataflow/test_touched.py",
+    "replica/dataflow/state_lookups": (
+        "replica/dataflow/test_state_lookups.py",
         "durable/arrangement/test_met_pairs.py",
     ),
     "durable/arrangement/shared": ("durable/arrangement/test_shared.py",),

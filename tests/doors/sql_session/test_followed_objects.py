@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.doors.sql_session.subscribing import PROGRESSED, FollowedObject
+from actors.doors.sql_session.subscribe_statements import PROGRESSED, FollowedObject
 from actors.engine.views.plain_read import parse_plain_read
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
 

@@ -18,7 +18,7 @@ from actors.doors.sql_session.row_values import (
     literal_value,
     spark_literal,
 )
-from actors.doors.sql_session.written_times import WrittenTimes
+from actors.doors.sql_session.time_literals import TimeLiterals
 from actors.engine.sql.statements import generated_span
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.pgwire.sqlstate import InvalidClientData
@@ -26,13 +26,13 @@ from actors.model.plan.schema import TableColumn
 from actors.runtime.errors import ValueTooLong
 
 SPARK, POSTGRES = SqlDialect.SPARK, SqlDialect.POSTGRES
-UTC = WrittenTimes("UTC", "UTC")
+UTC = TimeLiterals("UTC", "UTC")
 LONG = "-1234567890123456789012345678901234567.8"
 MOMENT = dt.datetime.fromisoformat("2026-02-28 01:02:03.5")
 
 
 def value_of(
-    text: str, kind: str, dialect: SqlDialect = POSTGRES, *, times: WrittenTimes = UTC
+    text: str, kind: str, dialect: SqlDialect = POSTGRES, *, times: TimeLiterals = UTC
 ) -> Any:
     value = literal_value(generated_span(dialect, text), ())
     return column_array([value], TableColumn("c", kind), times=times)[0].as_py()
@@ -174,7 +174,7 @@ def test_numbers_are_rounded_and_read_as_postgresql_does(text: str, kind: str, v
 
 def test_spark_rounds_what_postgresql_s_numeric_without_a_precision_refuses() -> None:
     given = literal_value(generated_span(SqlDialect.SPARK, "0.0000000000000000005"), ())
-    times = WrittenTimes("UTC", "UTC", as_spark=True)
+    times = TimeLiterals("UTC", "UTC", as_spark=True)
     column = TableColumn("c", "decimal(38,18)")
     assert column_array([given], column, times=times).to_pylist() == [Decimal("1e-18")]
 
@@ -209,17 +209,17 @@ def test_a_moment_without_a_zone_is_of_the_zone_that_its_text_was_written_in() -
     text = "'2026-10-25 02:30'"
     assert value_of(text, "timestamp") == dt.datetime(2026, 10, 25, 2, 30, tzinfo=dt.UTC)
     # Of two, PostgreSQL means the later, and Spark the earlier.
-    rome = WrittenTimes("Europe/Rome", "UTC")
+    rome = TimeLiterals("Europe/Rome", "UTC")
     assert value_of(text, "timestamp", times=rome).hour == 1
     typed = "TIMESTAMP '2026-10-25 02:30:00'"
-    assert value_of(typed, "timestamp", times=WrittenTimes("UTC", "Europe/Rome")).hour == 1
-    as_spark = WrittenTimes("UTC", "Europe/Rome", as_spark=True)
+    assert value_of(typed, "timestamp", times=TimeLiterals("UTC", "Europe/Rome")).hour == 1
+    as_spark = TimeLiterals("UTC", "Europe/Rome", as_spark=True)
     assert value_of(typed, "timestamp", SPARK, times=as_spark).hour == 0
 
 
 def test_a_timestamp_column_shows_an_instant_as_the_clocks_of_the_session_do() -> None:
     moment = SqlParameter(dt.datetime(2026, 7, 1, tzinfo=dt.UTC), "")
-    times = WrittenTimes("UTC", "Asia/Kathmandu")
+    times = TimeLiterals("UTC", "Asia/Kathmandu")
     found = column_array([moment], TableColumn("c", "timestamp_ntz"), times=times)
     assert found.to_pylist() == [dt.datetime.fromisoformat("2026-07-01 05:45")]
 
@@ -267,7 +267,7 @@ def test_rows_are_written_as_literals_of_their_types() -> None:
 
 @pytest.mark.parametrize(("zone", "hours"), [("UTC", 0), ("Asia/Tokyo", 9)])
 async def test_a_literal_without_a_zone_is_of_the_sessions(zone: str, hours: int) -> None:
-    context: Any = SimpleNamespace(dialect=SPARK, times=WrittenTimes(zone, zone))
+    context: Any = SimpleNamespace(dialect=SPARK, times=TimeLiterals(zone, zone))
     text = "TIMESTAMP '2026-02-28 01:02:03.5'"
     found = await SessionContext.time_of(context, generated_span(SPARK, text), ())
     wanted = MOMENT.replace(tzinfo=dt.UTC) - dt.timedelta(hours=hours)

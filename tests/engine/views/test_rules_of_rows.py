@@ -63,7 +63,7 @@ def ranks(keys: tuple[str, ...], *, by_row: bool) -> WindowFunctions:
     return WindowFunctions(PAIRS, keys, ("i0_x DESC",), (call,), TYPES)
 
 
-async def test_touched_partitions_are_read_by_their_keys_and_computed_afresh() -> None:
+async def test_state_lookups_partitions_are_read_by_their_keys_and_computed_afresh() -> None:
     mode, lines = await changes_of(ranks(("i0_k",), by_row=False), "i0_k", "w0")
     assert mode == "keyed"
     assert "  lookup s0 of t by (k) from d0(k)" in lines

@@ -17,7 +17,7 @@ from actors.engine.spark.translate import PlanTranslator, SessionRelation, leave
 from actors.model.plan.delta import INTERVAL, DeltaPlan, Node
 from actors.model.plan.input_names import InputKind, InputName
 from actors.model.plan.jobs import PlanPrepared, PreparePlan
-from actors.model.plan.plan_splitting import divide_strata, renamed, split_statements
+from actors.model.plan.plan_splitting import divide_strata, selected_column, split_statements
 from actors.model.plan.schema import DIFF, TIME, TableSchema
 from actors.runtime.errors import InvalidUsage, QueryRejected
 
@@ -82,7 +82,7 @@ class PreparedPlan:
 
     def named(self, name: str) -> str:
         """Return the name that an input of the plan has in `strata`."""
-        return renamed(name, self._places)
+        return selected_column(name, self._places)
 
     def pieces(
         self,

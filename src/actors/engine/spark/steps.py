@@ -51,8 +51,8 @@ from actors.model.plan.delta import (
     ConsolidateRows,
     DeltaPlan,
     Node,
-    narrowed,
-    summed_first,
+    aggregate_below_unions,
+    narrow_schema,
 )
 from actors.model.plan.input_names import InputKind, InputName
 from actors.model.plan.jobs import (
@@ -65,7 +65,7 @@ from actors.model.plan.jobs import (
     RowsDone,
     RunStep,
 )
-from actors.model.plan.plan_splitting import makes_rows_of_none
+from actors.model.plan.plan_splitting import emits_without_input
 from actors.model.plan.schema import DIFF, TIME, quote
 from actors.model.plan.updates import consolidate, empty_updates, set_column
 from actors.runtime.errors import DefiniteError, InvalidUsage, JobTooLarge, OperationCanceled
@@ -168,7 +168,7 @@ def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone
     # The row that raised the error may be retracted in another part, or by an anti join; or no row
     # raised it but the optimizer, which computes what the NULLs of an outer join lead to. So the
     # step runs again, over rows that are summed first, row by row.
-    plan = summed_first(prepared.plan)
+    plan = aggregate_below_unions(prepared.plan)
     plan = msgspec.structs.replace(plan, conf=(*plan.conf, _ROW_BY_ROW))
     bridge = slot.sessions.get(plan.conf, small=False)
     left = {name: _summed(bridge, rows) for name, rows in loaded.items()}
@@ -286,7 +286,7 @@ def _loaded(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> dict[str,
             continue
         if rows.objects:
             # Of parts in a bucket, only the columns that the strata read are fetched.
-            schema = narrowed(rows.schema, name, strata)
+            schema = narrow_schema(rows.schema, name, strata)
             rows = msgspec.structs.replace(rows, schema=schema)
         found[prepared.named(name)] = load(rows, slot.parts, slot.inline_bytes_max)
     return found
@@ -341,7 +341,7 @@ def _work(
 def _run(slot: ThreadSlot, work: _StepRun, *, small: bool) -> tuple[Any, bool]:
     """Return the rows, or their files, and whether their plan existed already."""
     nothing = all(rows.empty or name == INTERVAL for name, rows in work.loaded.items())
-    alone = any(makes_rows_of_none(work.prepared.strata[index]) for index in work.chosen)
+    alone = any(emits_without_input(work.prepared.strata[index]) for index in work.chosen)
     if work.job.lo > 0 and nothing and not alone:
         bridge = slot.sessions.get(work.prepared.plan.conf, small=small)
         return empty_updates(work.prepared.stratum(bridge, work.chosen[-1])), True
@@ -491,7 +491,7 @@ def _request(slot: ThreadSlot, bridge: SessionBridge, work: _StepRun) -> Prepare
     for given in _needed(prepared.plan, job):
         name = prepared.named(given)
         if name in schemas:
-            schemas[name] = narrowed(schemas[name], given, strata)
+            schemas[name] = narrow_schema(schemas[name], given, strata)
     return PreparedRequest(
         owner=prepared.serial,
         name=job.dataflow,

@@ -276,10 +276,15 @@ ExplainMode: TypeAlias = Literal["plain", "incremental", "analyze"]
 
 
 class ExplainStatement(ShowingStatement, frozen=True, kw_only=True):
-    """``EXPLAIN`` of a query, or of a materialized view before it is created."""
+    """``EXPLAIN`` of a query, of a materialized view before it is created, or of an existing one.
+
+    Either `statement` or `view` is set.
+    """
 
     mode: ExplainMode
-    statement: QueryStatement | ChangeStatement
+    statement: QueryStatement | ChangeStatement | None = None
+    view: QualifiedName = ()
+    """Name of an existing materialized view."""
 
 
 # -- changes of rows -----------------------------------------------------------------------------

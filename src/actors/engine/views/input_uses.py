@@ -2,7 +2,7 @@
 
 Before any lookup, a step reduces its changes to the columns that the view reads and sums up equal
 rows. Arrangements hold only columns and rows that are read (`arrangement.shared`). An input's
-listen task skips parts whose rows are all dropped by the view's WHERE (`persist.filtering`).
+listen task skips parts whose rows are all dropped by the view's WHERE (`persist.part_filter`).
 
 Rows are dropped only if each use of them goes through a WHERE whose conjuncts are all understood
 and cannot raise an error: a column compared with a literal of its type (or one that casts to it
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Set
 import msgspec
 import pyarrow as pa
 
-from actors.durable.persist.filtering import PartCondition, PartFilter
+from actors.durable.persist.part_filter import PartCondition, PartFilter
 from actors.durable.persist.statistics import has_bounds
 from actors.engine.views.operators import children_of, is_name
 from actors.engine.views.plain_sql import (

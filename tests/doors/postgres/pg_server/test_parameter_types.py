@@ -7,7 +7,7 @@ import random
 import psycopg
 import pytest
 
-from actors.doors.postgres.pg_server.parameter_scope import named_relations
+from actors.doors.postgres.pg_server.parameter_inference import named_relations
 from actors.doors.postgres.pg_server.statements import infer_parameters
 from actors.engine.sql.grammar import parse_span
 from actors.engine.sql.statements import generated_span
