@@ -133,8 +133,11 @@ def describe(error: BaseException) -> tuple[str, str]:
             return "EngineLost", found[1].strip()
     for name, needed in _PYTHON.items():
         if any(name in text for text in texts):
-            hint = f"Spark's Python cannot run Penstock's reads of buckets: {needed} (spark_conf"
-            return "EngineLost", f"{hint} spark.pyspark.python names it); {short_text(texts[0])}"
+            hint = f"Spark's Python cannot run Penstock's reads of buckets: {needed} (set"
+            return (
+                "EngineLost",
+                f"{hint} spark.pyspark.python in spark_conf); {short_text(texts[0])}",
+            )
     for name, meaning in _LIMITS.items():
         if any(name in text for text in texts):
             return "JobTooLarge", f"{meaning} ({name})"

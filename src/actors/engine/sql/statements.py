@@ -49,7 +49,7 @@ class TextSpan(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def text(self) -> str:
-        """Return the part as written."""
+        """Return the text of the part as written."""
         return self.lexed.text[self.start : self.end]
 
     @property

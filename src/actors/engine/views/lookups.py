@@ -178,7 +178,7 @@ class LookupCollector:
                 if wanted not in placed
                 and all(other in placed or other[0] in whole for other in need.after)
             ]
-            assert ready, f"lookups in a circle: {sorted(rest.keys() - placed.keys())}"
+            assert ready, f"cyclic lookups: {sorted(rest.keys() - placed.keys())}"
             placed |= dict.fromkeys(ready)
         return list(placed)
 
