@@ -280,9 +280,7 @@ async def test_a_job_that_kills_every_child_is_given_up(
         await bench.shop.sent(number, "bad")
         bench.shop.children[number].die()
         await bench.restarted()
-    with pytest.raises(
-        JobTooLarge, match="bad ended the engine 3 times while running alone"
-    ):
+    with pytest.raises(JobTooLarge, match="bad ended the engine 3 times while running alone"):
         await stage.answer(bad)
     good = await bench.run(other("good"))
     await bench.shop.sent(3, "good")
