@@ -25,7 +25,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
-from actors.engine.views.delta import BESIDE
+from actors.engine.views.delta import SINGLE_ROW_READ
 from actors.engine.views.input_uses import input_uses
 from actors.model.plan.delta import columns_kept
 from actors.model.plan.schema import TableSchema
@@ -58,7 +58,9 @@ async def measure_reads(check: CheckedScript) -> list[ViewResult]:
         r
         for r in results
         # A view that reads a state whole for one changed row has this in its reason.
-        if r.mode in ("incremental", "keyed") and r.verdict == "exact" and BESIDE not in r.reason
+        if r.mode in ("incremental", "keyed")
+        and r.verdict == "exact"
+        and SINGLE_ROW_READ not in r.reason
     ]
     times = check.times[:-1]
     if not wanted or len(times) < 2:

@@ -359,7 +359,7 @@ async def test_settings_of_a_view_are_an_allow_list_for_everybody(tmp_path: Path
                 text = "SELECT max(n) AS v FROM t"
                 answer = await roles.ask(None, kind, *names, text, conf={name: "x"})
                 assert answer.code == "InvalidUsage"
-                assert f"setting {name!r} is the service's own" in answer.text
+                assert f"setting {name!r} belongs to the service" in answer.text
         conf = {"spark.sql.ansi.enabled": "true"}
         await roles.done(None, CreateView, "v", "SELECT max(n) AS v FROM t", conf=conf)
 
