@@ -145,7 +145,7 @@ AdapterMessage: TypeAlias = (
 
 
 class NonceVerdict(enum.Enum):
-    """What to do with a response of the worker."""
+    """Decision about a response of the worker."""
 
     FORWARD = "forward"
     DROP = "drop"

@@ -101,7 +101,7 @@ class FetchTask(Actor[_Message]):
         self._running_bytes = 0
         """Bytes of the parts of these jobs."""
         self._retrying = 0
-        """How many of these jobs wait for their next attempt."""
+        """Number of these jobs that wait for their next attempt."""
 
     async def receive(self, message: _Message) -> None:
         """Handle one message."""

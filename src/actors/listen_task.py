@@ -171,7 +171,7 @@ class ListenTask(Actor[_Message]):
         self._error: PenstockError | None = None
         """The error that froze the input; None while it works."""
         self._failures: tuple[int, str] = (0, "")
-        """How often the current request to the store has failed, and the last error."""
+        """Number of failures of the current request to the store, and the last error."""
         self._waiting: deque[_PendingDescription] = deque()
         """Descriptions that wait for a grant, oldest first."""
         self._credit = settings.inflight_bytes_per_dataflow_max

@@ -218,7 +218,7 @@ class Service:
         self._expired = False
         """True once `expiration_ms` is over."""
         self._halted: Exception | None = None
-        """Why the service halted by itself, such as `WriterFenced`; None unless it did."""
+        """The error that made the service halt, such as `WriterFenced`; None unless it has."""
 
     # -- starting ------------------------------------------------------------------------------
 

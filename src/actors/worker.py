@@ -93,7 +93,7 @@ from actors.runtime.telemetry import RECONCILED_REPLACED, RECONCILED_REUSED, WOR
 log = logging.getLogger("penstock.worker")
 
 REPLACED_LOGGED_MAX: Final = 64
-"""How many of a reconciliation's replaced dataflows are logged with both plans."""
+"""Number of a reconciliation's replaced dataflows that are logged with both plans."""
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):

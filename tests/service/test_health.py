@@ -243,7 +243,7 @@ async def test_a_fault_of_a_page_ends_nothing() -> None:
     pages = {"/broken": msgspec.structs.replace(liveness_page(), respond=broken)}
     async with HttpPages(pages, Settings()).serve("127.0.0.1:0", "metrics_listen") as url:
         for _ in range(2):
-            assert await get(f"{url}/broken") == (500, "internal fault\n")
+            assert await get(f"{url}/broken") == (500, "internal error\n")
 
 
 # -- who may ---------------------------------------------------------------------------------------

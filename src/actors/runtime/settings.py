@@ -77,7 +77,7 @@ _ASCENDING: Final = (
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of a service. Sizes are in bytes, times in milliseconds.
 
-    A number is an upper limit unless its text says otherwise.
+    A number is an upper limit, and a flag turns something on, unless its text says otherwise.
     """
 
     # addresses and the shape of the service
@@ -90,8 +90,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pg_connections_max: int = 100
     """PostgreSQL connections at a time."""
     pg_plaintext_on_loopback: bool = False
-    """Whether PostgreSQL clients on this machine may connect without TLS although TLS is
-    configured."""
+    """Lets PostgreSQL clients on this machine connect without TLS although TLS is configured."""
     sql_rows_bytes_max: int = 256 * 1024 * 1024
     """Bytes of rows that one SQL statement, or one transaction, may change."""
     sql_followed_queries_max: int = 64
@@ -156,7 +155,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     index_history_ms: int = 60_000
     """History that an index keeps for reads; older times are read from the shard."""
     oracle_reserve_ms: int = 5_000
-    """How far ahead of use write timestamps are reserved durably."""
+    """Range of write timestamps that is reserved durably ahead of use."""
     peek_deadline_ms: int = 30_000
     """Deadline of a read, unless the read sets its own."""
     query_deadline_ms: int = 300_000
@@ -168,17 +167,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     queries_waiting_max: int = 256
     """Queries that wait to run; more are refused with `ResourceBusy`."""
     query_engine: str = "auto"
-    """Which Spark runs queries and serves Spark Connect clients. `own`: a separate one, started at
-    the first query. `shared`: the one of the views, which a query can bring down. `auto`: `own` if
-    the machine has twice the memory of both heaps."""
+    """The Spark that runs queries and serves Spark Connect clients. `own`: a separate one, started
+    at the first query. `shared`: the one of the views, which a query can bring down. `auto`: `own`
+    if the machine has twice the memory of both heaps."""
     query_engine_memory: str = ""
     """Heap of the separate query Spark; empty: the same as `spark_driver_memory`."""
     query_disk_bytes_max: int = 16 * 1024 * 1024 * 1024
     """Disk space for the query engine's results, spills and shuffles; beyond it the running queries
     fail with `JobTooLarge`."""
     group_commit_ms: int = 0
-    """How long the first write of a group waits for others. Writes that arrive during a commit form
-    the next group in any case, so concurrent writers share groups even with 0."""
+    """Time for which the first write of a group waits for others. Writes that arrive during a
+    commit form the next group in any case, so concurrent writers share groups even with 0."""
     hold_downgrade_ms: int = 1_000
     """Interval at which read holds are advanced."""
     clock_tick_ms: int = 1_000
@@ -204,8 +203,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     part_statistics_bytes_max: int = 1024
     """Size of a part's statistics (minimum and maximum of columns) in the shard's document."""
     filter_parts: bool = True
-    """Whether a view skips parts of its inputs whose statistics show that they hold no row for
-    it."""
+    """Lets a view skip parts of its inputs whose statistics show that they hold no row for it."""
     filter_audit_one_in: int = 100
     """One in this many skipped parts is read anyway, to verify the filter."""
     decoded_parts_bytes_max: int = 32 * 1024 * 1024
@@ -215,7 +213,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reader_lease_ms: int = 900_000
     """A reader's lease expires when it is not renewed for this long."""
     blob_orphan_grace_ms: int = 600_000
-    """How long a blob that no document names is kept, from when the service first sees it."""
+    """Time for which a blob that no document names is kept, from when the service first sees it."""
 
     backup_blobs_in_flight_max: int = 4
     """Blobs that a backup or restore copies at a time; each is in memory while it is copied."""
@@ -236,7 +234,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     store_poll_ms: int = 500
     """Interval at which a shared store is polled if it sends no notifications."""
     standby: bool = False
-    """Whether the service waits until no other service owns its stores before it starts."""
+    """Makes the service wait, before it starts, until no other service owns its stores."""
     heartbeat_ms: int = 500
     """Interval at which the owner of shared stores writes its heartbeat, and at which a standby
     checks it."""
@@ -311,8 +309,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     secret_dir: str = ""
     """Folder below which sources may read passwords and keys from files; empty: none."""
     source_weak_passwords: bool = False
-    """Whether a source may send its password to a PostgreSQL server that requests it in clear text
-    or as MD5 without verified TLS. Otherwise only SCRAM is used there."""
+    """Lets a source send its password to a PostgreSQL server that requests it in clear text or as
+    MD5 without verified TLS. Otherwise only SCRAM is used there."""
     source_buckets: tuple[str, ...] = ()
     """URLs at or below which sources and copies may read (s3://bucket/prefix, gs://…,
     az://container/…); empty: none. As text: separated by commas."""
@@ -397,8 +395,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_inline_bytes_max: int = 8 * 1024 * 1024
     """Rows larger than this go to the engine as a file; a job with fewer runs in one partition."""
     engine_part_copies: bool = False
-    """Whether large parts are copied from the bucket to local scratch for Spark. For a Spark that
-    sees the state directory but cannot reach the bucket."""
+    """Copies large parts from the bucket to local scratch for Spark. For a Spark that sees the
+    state directory but cannot reach the bucket."""
     engine_shuffle_partitions_max: int = 1_000
     """Most shuffle partitions of a large job on a cluster. It uses as many as Spark has cores, at
     least two; Spark coalesces small ones at run time."""
@@ -423,7 +421,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Prepared step plans that the engine keeps for all dataflows. Each takes about 0.6 MB of the
     driver's heap for every input that it reads."""
     prepared_plans_per_dataflow_max: int = 16
-    """How many of these plans one dataflow may have."""
+    """Prepared step plans that the engine keeps for one dataflow."""
     prepared_slot_bytes_max: int = 32 * 1024 * 1024
     """Size of one input of a prepared step, as Arrow; a step with a larger input is planned from
     scratch."""
@@ -444,8 +442,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connect_detached_ms: int = 300_000
     """An operation without an attached client for this long is abandoned."""
     connect_kept_max: int = 20_000
-    """How many of the latest sessions and operations that changed something are remembered, so that
-    a resent one is not repeated."""
+    """Latest sessions and operations that changed something and are remembered, so that a resent
+    one is not repeated."""
     connect_message_bytes_max: int = 128 * 1024 * 1024
     """Size of one message from or to a Spark Connect client."""
     connect_bodies_bytes_max: int = 512 * 1024 * 1024
@@ -474,8 +472,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # roles and rights; see `actors.control.access`
     roles_required: bool = False
-    """Whether clients of the PostgreSQL protocol and of Spark Connect must log in as a role even
-    while no role can log in."""
+    """Makes clients of the PostgreSQL protocol and of Spark Connect log in as a role even while no
+    role can log in."""
     roles_max: int = 1_000
     """Number of roles."""
     roles_bytes_max: int = 4 * 1024 * 1024
@@ -483,10 +481,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     role_tokens_max: int = 16
     """Tokens of one role."""
     pg_cleartext_passwords: bool = False
-    """Whether PostgreSQL clients send their password in clear text inside TLS, for clients without
+    """Has PostgreSQL clients send their password in clear text inside TLS, for clients without
     SCRAM. Without TLS they use SCRAM regardless."""
     audit_statements: bool = False
-    """Whether every statement of these clients is logged to `penstock.audit`."""
+    """Logs every statement of these clients to `penstock.audit`."""
     audit_text_characters_max: int = 4_096
     """Characters of a statement's text in such a log line; the rest is cut off."""
 
@@ -501,7 +499,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Public Ed25519 keys whose owners may sign tokens for acceptors: a PEM file, or a folder of
     them. Signed tokens are accepted in addition to those of `token_file`; empty: none are."""
     wal_jwt_tenants_only: bool = False
-    """Whether only signed tokens for a single tenant are accepted."""
+    """Accepts signed tokens only if they are for a single tenant."""
     wal_messages_max: int = 256
     """Messages of one proposer that have been read but are not in the log yet; at the limit its
     socket is not read."""
@@ -528,8 +526,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     wal_offload_ms: int = 1_000
     """Interval at which timelines are checked for segments to offload."""
     wal_offload_turn_ms: int = 5_000
-    """How long an acceptor waits for each acceptor before it to offload a segment; then it offloads
-    the segment itself."""
+    """An acceptor waits this long for each acceptor before it to offload a segment; then it
+    offloads the segment itself."""
     wal_blob_timeout_ms: int = 60_000
     """Timeout for writing one segment and reading it back, or for reading one."""
 
@@ -541,8 +539,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # the process
     pin_cores: bool = False
-    """Whether the service's threads are pinned to one core and the engine's to the others. The log
-    shows which."""
+    """Pins the service's threads to one core and the engine's to the others. The log shows
+    which."""
     expiration_ms: int | None = None
     """The service stops this long after its start; None: never."""
 

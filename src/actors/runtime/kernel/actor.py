@@ -37,7 +37,7 @@ class ActorCrashed(PenstockError):
 
 
 class CrashPolicy(msgspec.Struct, frozen=True):
-    """What to do after a crash: ``escalate``, ``stop`` or ``restart`` (see `restart`)."""
+    """The reaction to a crash: ``escalate``, ``stop`` or ``restart`` (see `restart`)."""
 
     kind: str
     restarts_max: int = 0

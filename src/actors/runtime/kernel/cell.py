@@ -59,7 +59,7 @@ T = TypeVar("T")
 log = logging.getLogger("penstock.kernel")
 
 STORY_MESSAGES_MAX: Final = 16
-"""How many message types the log of a crash names."""
+"""Number of message types that the log of a crash names."""
 
 
 class _Stop:
@@ -140,7 +140,7 @@ class ActorCell(Generic[M]):
         self.stopped = LatchedFlag()
         """Set when the actor has ended for good."""
         self.watchers: tuple[tuple[ActorAddress[Any], Any], ...] = ()
-        """Who gets which message when the actor ends."""
+        """Addresses to notify when the actor ends, each with its message."""
         self.actor: Actor[M] | None = None
         """The current `Actor` object; a restart replaces it."""
         self.task: asyncio.Task[None] | None = None

@@ -192,7 +192,7 @@ class BoundedMailbox(Generic[M]):
         self._senders: deque[asyncio.Future[None]] | None = None
         """Senders that wait for room, first come, first served; None before the first."""
         self._wake: asyncio.Future[None] | None = None
-        """What the waiting receiver awaits; None while it does not wait."""
+        """The future that the waiting receiver awaits; None while it does not wait."""
         self._bound = limit
         """Length at which the queue is full: the limit, plus delivered messages, minus granted
         room; -1 once closed."""
