@@ -251,7 +251,7 @@ async def test_a_fault_of_a_page_ends_nothing() -> None:
 
 @pytest.mark.parametrize("address", ["nowhere", "unix:/run/x.sock", "127.0.0.1:99999"])
 async def test_an_address_that_is_none_is_named(address: str) -> None:
-    with pytest.raises(BadSettings, match=r"metrics_listen = .* give"):
+    with pytest.raises(BadSettings, match=r"metrics_listen = .* expected"):
         async with HttpPages({}, Settings()).serve(address, "metrics_listen"):
             pass
 
