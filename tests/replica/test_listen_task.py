@@ -312,7 +312,9 @@ async def test_it_says_that_it_pauses_and_that_it_goes_on(stage: ActorIsolation)
         shard.append(index + 1, f"p{index}", bytes=60)
     await probe.expect(PartsDescribed, upper=1)
     await stage.idle()
-    doing = "waiting for a grant (1 descriptions unanswered): 2 descriptions of 120 bytes, credit 40"
+    doing = (
+        "waiting for a grant (1 descriptions unanswered): 2 descriptions of 120 bytes, credit 40"
+    )
     assert task.statistics().doing == doing
     assert shard.waiting_in_next == 0, "it takes no more from the shard"
     await task.send(GrantDescriptions(60))

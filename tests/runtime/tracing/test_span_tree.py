@@ -100,5 +100,5 @@ def test_a_last_line_that_was_cut_is_left_out_and_others_are_named(file: Path) -
     file.write_text("{}\n" + whole)
     with pytest.raises(InvalidUsage, match="line 1: not an OTLP trace"):
         load_traces(file)
-    with pytest.raises(InvalidUsage, match="cannot be read"):
+    with pytest.raises(InvalidUsage, match="cannot read traces"):
         load_traces(file.parent / "none")

@@ -239,7 +239,11 @@ class _Service(Service):
         return over_wire(client, world.injector, world.settings)
 
     def _storage_connectors(self, persist: PersistClient) -> StorageConnectors | None:
-        return super()._storage_connectors(persist) if self._world.schedule.setting.source_rate else None
+        return (
+            super()._storage_connectors(persist)
+            if self._world.schedule.setting.source_rate
+            else None
+        )
 
     def _make_connectors(
         self, system: ActorSystem, executor: ActorAddress[ExecutorMessage], scratch: Path
