@@ -472,8 +472,8 @@ _BY_CONTROLLER: Final = (
         ("kind", "string", "index, shared, hidden, table, upserts: arrangements; changes: of a "
          "dataflow, before and during its step; staged: of a source; gathered: of a sink's batch; "
          "decoded parts: those that are cached; arrow, python, malloc: memory that Arrow, Python's "
-         "objects and C use in addition; allocator: memory that these three have freed and keep, and "
-         "fragmentation"),
+         "objects and C use in addition; allocator: memory that these three have freed and keep, "
+         "and fragmentation"),
         ("id", "string", "id of the index, shard, table, dataflow, source or sink"),
         ("rows", "bigint", "number of rows or updates"),
         ("bytes_memory", "bigint", "bytes in memory"),
