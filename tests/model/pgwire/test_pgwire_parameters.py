@@ -307,5 +307,5 @@ def test_arrays_as_postgresql_reads_them() -> None:
     """Blanks around elements go, escaped ones stay; bounds within an element are its text."""
     assert parse_array(r"{ a b ,\  ,c\ ,N\ULL, null }") == ["a b", " ", "c ", "NULL", None]
     assert parse_array('{"[1:2]={}",[1:2]=x}') == ["[1:2]={}", "[1:2]=x"]
-    with pytest.raises(InvalidClientData, match="one dimension"):
+    with pytest.raises(InvalidClientData, match="one-dimensional"):
         parse_array("{{1},{2}}")
