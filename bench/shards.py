@@ -53,7 +53,7 @@ from actors.durable.persist import (
 )
 from actors.durable.persist.documents import sealed
 from actors.durable.persist.parts import VERSION, part_schema
-from actors.durable.persist.places import open_blob, open_consensus
+from actors.durable.persist.store_urls import open_blob, open_consensus
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.model.plan.updates import assemble_stream, encode_stream_header
 from actors.runtime.kernel.clock import ThreadedClock

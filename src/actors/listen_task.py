@@ -21,7 +21,7 @@ of it. A compacted batch may be described twice, in disjoint intervals. Parts ou
 are never described, and their leases are released at once. The reader's since follows the frontier
 of what was listed, and the reader stays open until the task is stopped.
 
-Filter. Parts whose statistics exclude all wanted rows are left out (`persist.filtering`) and
+Filter. Parts whose statistics exclude all wanted rows are left out (`persist.part_filter`) and
 released at once, except for a sample, which is read first to audit the filter. The task describes
 the interval in any case, after the audit.
 
@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, assert_never
 import anyio
 import msgspec
 
-from actors.durable.persist.filtering import part_pruner
+from actors.durable.persist.part_filter import part_pruner
 from actors.model.protocol.compute import ShardImport
 from actors.model.protocol.internal import (
     DescribedPart,

@@ -46,11 +46,11 @@ from actors.control.controller.messages import FindLogin
 from actors.control.controller.readiness import (
     ReadinessCheck,
     ReadinessReport,
+    check_objects,
+    check_owner,
     count_replicas,
-    look_at_objects,
-    look_for_owner,
 )
-from actors.control.controller.reads.rows_at_hand import RowsAtHand
+from actors.control.controller.reads.memory_reads import MemoryReads
 from actors.control.controller.replicas import instance as replica_set
 from actors.control.controller.replicas.instance import (
     FixedReplicas,
@@ -89,7 +89,7 @@ from actors.model.protocol.api import (
 )
 from actors.replica.cluster.checked import CheckedClient
 from actors.replica.cluster.client import LocalClient
-from actors.replica.cluster.cluster import WorkerCluster, cast_of
+from actors.replica.cluster.cluster import WorkerCluster, actor_factory
 from actors.replica.cluster.hosts import LocalReplicas
 from actors.replica.cluster.serving import bind_listener
 from actors.runtime.errors import BadSettings, ResourceClosed, ServiceExpired, StorageError
@@ -201,7 +201,7 @@ class Service:
         `cluster_listen`."""
         self._clusters: WorkerCluster | LocalReplicas | None = None
         """The replicas of this process, once started; None for a controller without any."""
-        self._at_hand = RowsAtHand()
+        self._memory_reads = MemoryReads()
         """Tables and index partitions in memory, from which doors read without asking a worker.
         Replaced when the replicas of this process start."""
         self._sessions = OpenSessions(lambda: self._clock.now_ms())
@@ -210,7 +210,7 @@ class Service:
         """The bound Spark Connect gateway; None without `connect_listen`."""
         self.execute_statement: Any = None
         """Executes Penstock's SQL statements for Spark Connect clients in place of
-        `OwnStatements`, if set before the start (`connect_gateway.statement_execution`)."""
+        `ServiceStatements`, if set before the start (`connect_gateway.statement_execution`)."""
         self._readiness: ReadinessCheck | None = None
         """The readiness check; None until the start is complete."""
         self._stopping = anyio.Event()
@@ -295,7 +295,7 @@ class Service:
                 scratch / "tables",
                 maintenance,
                 self._connectors,
-                self._at_hand,
+                self._memory_reads,
                 queries,
                 self._sessions,
             ),
@@ -306,12 +306,12 @@ class Service:
         if self._pg_listener is not None:
             # A tuple, because the factory runs again after a crash and must use the same values.
             pg = (self._pg_listener, settings, self._client_of, role_finder(controller))
-            system.spawn(lambda: PgServer(*pg, self._sessions, self._at_hand), "pg")
+            system.spawn(lambda: PgServer(*pg, self._sessions, self._memory_reads), "pg")
         if settings.connect_listen:
             self._start_gateway(system, controller, queries, persist, scratch)
         # Last of all: this ends the state `starting`.
         active = count_replicas(controller, settings)
-        objects = look_at_objects(controller, settings)
+        objects = check_objects(controller, settings)
         self._readiness = ReadinessCheck(persist, active, executor, clock, settings, objects)
 
     async def _run_engine(
@@ -340,7 +340,7 @@ class Service:
         """Bind the Spark Connect gateway's address, if `connect_listen` is set."""
         if self.settings.connect_listen:
             # Imported here, because its packages are installed only where a gateway is used.
-            from actors.doors.connect_gateway.listening import bind_gateway
+            from actors.doors.connect_gateway.server import bind_gateway
 
             self._gateway = await bind_gateway(self.settings)
             # Registered now, so that a failed start frees the port as well.
@@ -354,15 +354,15 @@ class Service:
         persist: PersistClient,
         scratch: Path,
     ) -> None:
-        from actors.doors.connect_gateway.listening import (
+        from actors.doors.connect_gateway.server import (
             ConnectFrontServer,
             ConnectGateway,
             GatewayParts,
         )
-        from actors.doors.connect_gateway.own_statements import OwnStatements
+        from actors.doors.connect_gateway.service_statements import ServiceStatements
 
         bound, folder = self._gateway, scratch / "connect"
-        own = OwnStatements(self._client_as, self.settings)
+        own = ServiceStatements(self._client_as, self.settings)
         statements = self.execute_statement or own
         own_clients = DoorConnector(self)
         parts = GatewayParts(
@@ -395,7 +395,7 @@ class Service:
             self._clusters = hosts = LocalReplicas(
                 system, settings, persist, executor, place, self._adapter_address, connectors, names
             )
-            self._at_hand = RowsAtHand(lambda: hosts.partitions)
+            self._memory_reads = MemoryReads(lambda: hosts.partitions)
             return LocalReplicaSupply(
                 hosts,
                 self._connect,
@@ -410,7 +410,7 @@ class Service:
             reach=self._adapter_address,
             connectors=connectors,
         )
-        self._at_hand = RowsAtHand(lambda: [cluster.partitions])
+        self._memory_reads = MemoryReads(lambda: [cluster.partitions])
         if settings.cluster_listen:
             self._cluster_listener = await cluster.listen(settings.cluster_listen)
             stack.push_async_callback(self._cluster_listener.aclose)
@@ -554,7 +554,7 @@ class Service:
             return ReadinessReport("stopping")
         if self._readiness is None:
             return ReadinessReport("starting")
-        return await self._readiness.look()
+        return await self._readiness.run()
 
     # -- stopping ------------------------------------------------------------------------------
 
@@ -681,7 +681,7 @@ class ReplicaService(Service):
             persist,
             executor,
             place,
-            cast=cast_of(persist, executor, settings, place, name),
+            factory=actor_factory(persist, executor, settings, place, name),
             reach=self._adapter_address,
             replica=name,
             connectors=self._storage_connectors(persist),
@@ -690,8 +690,8 @@ class ReplicaService(Service):
         storage = await cluster.listen(storage_address(settings), "storage")
         stack.push_async_callback(storage.aclose)
         await self._register(stack, persist, name, storage)
-        look = look_for_owner(fence)
-        self._readiness = ReadinessCheck(persist, look, executor, clock, settings)
+        connected = check_owner(fence)
+        self._readiness = ReadinessCheck(persist, connected, executor, clock, settings)
         # When the process stops this runs first: compare-and-sets stop waiting for a controller.
         stack.callback(fence.leave)
 

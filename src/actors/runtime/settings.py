@@ -220,7 +220,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # external stores: files, buckets, PostgreSQL
     blob_url: str = ""
-    """URL of the store for shards' parts (`actors.durable.persist.places`); empty: in the state
+    """URL of the store for shards' parts (`actors.durable.persist.store_urls`); empty: in the state
     directory."""
     consensus_url: str = ""
     """URL of the store for documents, which is everything else durable; empty: in the state
@@ -517,7 +517,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The other acceptors of its logs, as host:port,host:port; empty: the members that each
     timeline's configuration names."""
     wal_blob_url: str = ""
-    """URL of a store for complete, committed segments (`actors.durable.persist.places`); empty:
+    """URL of a store for complete, committed segments (`actors.durable.persist.store_urls`); empty:
     segments are kept only here, and never removed."""
     wal_keep_bytes: int = 1024 * 1024 * 1024
     """Length of the log before the commit LSN that stays on local disk after it was offloaded to

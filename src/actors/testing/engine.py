@@ -97,7 +97,7 @@ class EngineControls:
         """Make the next job of that kind fail with `error`; failures of one kind queue up."""
         self._failures.setdefault(kind, []).append(error)
 
-    async def wait_begun(self, kind: str, count: int = 1) -> None:
+    async def wait_started(self, kind: str, count: int = 1) -> None:
         """Wait until `count` jobs of that kind have begun in all."""
         while self.counts[kind] < count:
             await self._begun.setdefault(kind, anyio.Event()).wait()
@@ -220,7 +220,7 @@ class InMemoryExecutor(Actor[Any]):
                 if job.lo > 0:
                     raise
                 made = run_step(aggregate_below_unions(plan), job)
-            return _done(job.job_id, less_old(plan, made, job))
+            return _done(job.job_id, subtract_old(plan, made, job))
         if isinstance(job, ComputeDifference):
             return _done(job.job_id, run_difference(job))
         if isinstance(job, SelectContents):
@@ -253,7 +253,7 @@ def run_step(plan: DeltaPlan, job: RunStep) -> pa.Table:
     return table_of(made)
 
 
-def less_old(plan: DeltaPlan, made: pa.Table, job: RunStep) -> pa.Table:
+def subtract_old(plan: DeltaPlan, made: pa.Table, job: RunStep) -> pa.Table:
     """Return what a step made, minus the old contents that its job names."""
     if not job.old:
         return made

@@ -24,7 +24,7 @@ from actors.model.protocol.compute import IndexTarget, Peek, PeekError, PeekRows
 from actors.model.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.model.protocol.row_finishing import RowFinisher, finish_rows, limit_batches
 from actors.replica.cluster.partitioned import merge_results
-from actors.replica.compute.peeking import ShardPeekRead
+from actors.replica.compute.peek_runner import ShardPeekRead
 from actors.replica.compute.peeks import PeekSpec, PeekStash, index_answer
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.kernel import SystemClock
@@ -159,7 +159,9 @@ async def ask(case: dict[str, Any], peek: Peek, place: Path) -> pa.Table:
     if case["shard"]:
         spec = PeekSpec(SCHEMA, peek)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("actors.durable.arrangement.gathered.HELD_BYTES_MAX", case["piece"] // 2)
+            patch.setattr(
+                "actors.durable.arrangement.gathered_updates.HELD_BYTES_MAX", case["piece"] // 2
+            )
             gathered = ShardPeekRead(SCHEMA, 9, spec, place / "spilled")
             for number in range(step):
                 gathered.add(updates_of(rows[number::step], number))

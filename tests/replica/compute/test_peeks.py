@@ -26,7 +26,7 @@ from actors.model.protocol.compute import (
 )
 from actors.model.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.model.protocol.row_finishing import finish_rows
-from actors.replica.compute.peeking import shard_answer
+from actors.replica.compute.peek_runner import shard_answer
 from actors.replica.compute.peeks import (
     PeekStash,
     error_of,

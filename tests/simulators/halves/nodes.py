@@ -367,7 +367,7 @@ class WorkerNode:
                 world.logs.render(self.index, place, ("remove", "", number))
                 world.wanted.dropped(self.index, number)
                 world.outside.dropped(self, number)
-            case ce.TellDataflow(number=number, message=message):
+            case ce.SendToDataflow(number=number, message=message):
                 world.logs.render(self.index, place, (message, "", number))
                 if self.index == 0:
                     world.outside.heard(number, message)

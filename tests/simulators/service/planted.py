@@ -15,8 +15,8 @@ from actors.listen_task import ListenTask
 from actors.model.plan.updates import empty_updates
 from actors.model.protocol.internal import PartFetched, TaggedResponse
 from actors.replica.cluster.connection import AcceptConnection, ConnectionAcceptor
-from actors.replica.compute.reads import PeekHolds
-from actors.replica.dataflow.rivals import ReplicaAppend, ReplicaFollower
+from actors.replica.compute.pending_peeks import PeekHolds
+from actors.replica.dataflow.replica_follower import ReplicaAppend, ReplicaFollower
 from actors.runtime.errors import ConnectionDisplaced, PenstockError
 from actors.runtime.kernel import ActorAddress
 from tests.simulators.mutants import Mutants

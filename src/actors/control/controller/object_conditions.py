@@ -142,7 +142,7 @@ def lag_ms(state: ControllerState, entry: CatalogObject) -> int:
     from_ = frontiers.readable_from(entry.id) if entry.kind == INDEX else entry.as_of
     if entry.kind != TABLE and upper <= from_:
         # It has no contents yet: readers have waited since it began.
-        seen.append(frontiers.began_ms(entry.id))
+        seen.append(frontiers.tracked_since_ms(entry.id))
     return max(0, now - min(seen, default=now))
 
 

@@ -182,7 +182,7 @@ def serve(
     """Runs the service until SIGINT or SIGTERM.
 
     Settings come from defaults, the file of --config, PENSTOCK_* environment variables (for example
-    PENSTOCK_WORKERS=4) and flags, in rising precedence; docs/guides/operations.md lists them. The
+    PENSTOCK_WORKERS=4) and flags, in rising precedence; docs/reference/settings.md lists them. The
     first line printed is the address; then `ready`, once clients are served. A restart on the same
     state directory goes on where the last one stopped.
     """
@@ -206,12 +206,12 @@ def serve(
     }
     chosen = load(config, flags=combine(options, settings or []))
     limit_allocators()
-    with watched(chosen) as metrics:
+    with export_telemetry(chosen) as metrics:
         run_loop(lambda: _serve(chosen, metrics))
 
 
 @contextmanager
-def watched(settings: Settings) -> Iterator[MetricCollector | None]:
+def export_telemetry(settings: Settings) -> Iterator[MetricCollector | None]:
     """Export traces and metrics as the settings (and OpenTelemetry's variables) say; yield the
     metrics, or None."""
     from actors.runtime.tracing import setup

@@ -34,8 +34,8 @@ import pyarrow.compute as pc
 from actors.durable.arrangement.hashing import Hashes, check_key_type, hash_columns, key_hashes
 from actors.durable.arrangement.key_conversion import conform
 from actors.durable.arrangement.merge import merge, merge_from, wants_compaction
-from actors.durable.arrangement.reading import ArrangementSnapshot
 from actors.durable.arrangement.run import HASH, SortedRun, in_memory, on_disk, sort
+from actors.durable.arrangement.snapshot import ArrangementSnapshot
 from actors.model.plan.schema import ERROR, TIME, TableSchema
 from actors.model.plan.updates import advance, encode_stream_header
 from actors.runtime.errors import InvalidUsage, ReadBelowSince, ResourceClosed

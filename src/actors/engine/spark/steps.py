@@ -3,11 +3,11 @@
 `run_step` renders strata as one statement (`actors.engine.spark.translate`), or in pieces where one
 plan would be too large (`actors.model.plan.plan_splitting`), gives Spark the rows as views, and
 collects the answer; a large one that is wanted as files goes into files
-(`actors.engine.spark.files`).
+(`actors.engine.spark.answer_files`).
 
 Steps without a file left to Spark run from a plan built once wherever that can be
-(`actors.engine.spark.prepared`); else those of few bytes (`engine_inline_bytes_max`) run in one
-partition.
+(`actors.engine.spark.prepared_steps`); else those of few bytes (`engine_inline_bytes_max`) run in
+one partition.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from actors.engine.spark.bridge import SessionBridge
-from actors.engine.spark.bucket_parts import BucketParts
-from actors.engine.spark.exact_keys import exact_keys, types_of
-from actors.engine.spark.failures import describe
-from actors.engine.spark.files import (
+from actors.engine.spark.answer_files import (
     AnswerTooLarge,
     answer_rows_max,
     makes_few_rows,
@@ -39,12 +35,16 @@ from actors.engine.spark.files import (
     too_large,
     write_files,
 )
+from actors.engine.spark.bridge import SessionBridge
+from actors.engine.spark.bucket_parts import BucketParts
+from actors.engine.spark.exact_keys import exact_keys, types_of
+from actors.engine.spark.failures import describe
 from actors.engine.spark.fragments import consolidated
-from actors.engine.spark.plans import PreparedPlan
-from actors.engine.spark.prepared import PreparedRequest, PreparedSteps
+from actors.engine.spark.prepared_plan import PreparedPlan
+from actors.engine.spark.prepared_steps import PreparedRequest, PreparedSteps
 from actors.engine.spark.rows import LoadedRows, all_ones, done, frame, load
 from actors.engine.spark.session import ThreadSessions
-from actors.engine.spark.subtraction import less_old
+from actors.engine.spark.subtraction import subtract_old_contents
 from actors.engine.spark.translate import PlanTranslator, SessionRelation, leaves
 from actors.model.plan.delta import (
     INTERVAL,
@@ -573,7 +573,7 @@ def _planned(
         found = bridge.sql(text)
         if work.old:
             deltas = work.prepared.plan.deltas
-            found = stack.enter_context(less_old(bridge, found, work.old, deltas))
+            found = stack.enter_context(subtract_old_contents(bridge, found, work.old, deltas))
         slot.check()
         yield found
 

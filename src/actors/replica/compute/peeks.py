@@ -23,10 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.durable.arrangement.arrangement import Arrangement
-from actors.durable.arrangement.gathered import CollectionContents, check_positive, raise_error
+from actors.durable.arrangement.gathered_updates import (
+    CollectionContents,
+    check_positive,
+    raise_error,
+)
 from actors.durable.arrangement.hashing import Hashes, hash_columns, hash_values, is_exact_kind
-from actors.durable.arrangement.reading import ArrangementSnapshot, is_plain
-from actors.durable.persist.stashed import StashedBlobs
+from actors.durable.arrangement.snapshot import ArrangementSnapshot, is_plain
+from actors.durable.persist.stashed_blobs import StashedBlobs
 from actors.model.plan.one_row import RowForm, form_of
 from actors.model.plan.schema import DIFF, TableSchema
 from actors.model.plan.updates import (
@@ -154,7 +158,7 @@ def row_too_large(bytes_max: int) -> PeekError:
 # -- the keys of a peek ----------------------------------------------------------------------------
 
 
-def given_keys(data: bytes) -> pa.Table:
+def decode_keys(data: bytes) -> pa.Table:
     """Return the keys sent. Raise `InvalidUsage` unless they are an Arrow IPC stream."""
     try:
         return from_ipc(data)
@@ -169,7 +173,7 @@ def wanted_keys(schema: TableSchema, peek: Peek) -> pa.Table | None:
     """
     if peek.keys is None:
         return None
-    given = given_keys(peek.keys)
+    given = decode_keys(peek.keys)
     if given.num_columns != len(peek.key_columns):
         raise InvalidUsage(
             f"{given.num_columns} key columns were sent for {len(peek.key_columns)} named ones"

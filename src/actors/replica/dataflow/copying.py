@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from actors.connectors.sinks.copy_output import CopyOutput, OpenOutput, check_copy, output_opener
 from actors.connectors.sinks.formats import OutputFiles
-from actors.durable.arrangement.gathered import GatheredUpdates, check_positive, raise_error
+from actors.durable.arrangement.gathered_updates import GatheredUpdates, check_positive, raise_error
 from actors.durable.persist import BatchPart, PersistClient
 from actors.model.plan.copy_manifest import VERSION, CopyManifest
 from actors.model.plan.updates import between, iter_slices

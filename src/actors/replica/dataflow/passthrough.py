@@ -22,9 +22,9 @@ import msgspec
 import pyarrow as pa
 
 from actors.durable.arrangement import partition
-from actors.durable.arrangement.gathered import GatheredUpdates
+from actors.durable.arrangement.gathered_updates import GatheredUpdates
 from actors.durable.persist import PersistClient
-from actors.durable.persist.stashed import StashedBlobs
+from actors.durable.persist.stashed_blobs import StashedBlobs
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableSchema
 from actors.model.plan.updates import (
     ResultPiece,

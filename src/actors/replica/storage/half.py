@@ -64,19 +64,19 @@ from actors.model.protocol.storage import (
 )
 from actors.model.protocol.storage_internal import ForwardedCommand, ResumeState
 from actors.replica.storage import events as e
-from actors.replica.storage.state import StorageState
-from actors.replica.storage.telling import (
+from actors.replica.storage.reporting import (
     Described,
-    Reached,
+    ObjectUppers,
     arrangement_rows,
     dataflow_rows,
     frontier_rows,
-    health_of,
-    ids_of,
-    of_oneshot,
-    of_sink,
-    of_source,
+    oneshot_statistics,
+    reported_ids,
+    sink_statistics,
+    source_health,
+    source_statistics,
 )
+from actors.replica.storage.state import StorageState
 from actors.runtime.errors import PenstockError, UnknownObject
 from actors.runtime.kernel import (
     STOP,
@@ -190,7 +190,7 @@ class StorageHalf:
         self._described: dict[int, Described] = {}
         self._held_back: list[e.StartIngestion | e.StartSink | e.StartOneshot] = []
         """Tasks to start when writes are allowed."""
-        self._reached: dict[ObjectId, Reached] = {}
+        self._reached: dict[ObjectId, ObjectUppers] = {}
         """Frontiers of the tasks' objects, for people."""
         self._started_ms: dict[int, float] = {}
         self._broken: dict[int, dict[str, tuple[str, str]]] = {}
@@ -405,7 +405,7 @@ class StorageHalf:
                 await self._feed(e.TaskFailed(number, text, hint))
             return
         description = self._described.pop(number, None)
-        for id_ in ids_of(description):
+        for id_ in reported_ids(description):
             self._reached.pop(id_, None)
 
         async def forget() -> None:
@@ -492,17 +492,17 @@ class StorageHalf:
         broken = self._broken.setdefault(message.number, {})
         if isinstance(message, IngestRunning):
             broken |= {name: (error, "") for name, error in message.failed}
-            seen = health_of(description, broken, None)
+            seen = source_health(description, broken, None)
         else:
             broken |= {each.export: (each.error, each.hint) for each in message.failed}
-            seen = health_of(description, broken, message.lag)
+            seen = source_health(description, broken, message.lag)
         await self._feed(
             e.HealthObserved(message.number, self._round, seen, self._gets_on(message))
         )
         if isinstance(message, IngestProgressed):
             self._held[message.number] = dict(message.held)
             await self._feed(
-                e.StatisticsMeasured(message.number, of_source(message, self._ctx.now_ms()))
+                e.StatisticsMeasured(message.number, source_statistics(message, self._ctx.now_ms()))
             )
 
     def _gets_on(self, message: IngestRunning | IngestProgressed) -> bool:
@@ -519,7 +519,7 @@ class StorageHalf:
             case SinkProgress(id_, number, upper, input=heard):
                 await self._feed(e.FrontierReached(number, id_, upper))
                 self._reached[id_] = (upper, heard)
-                await self._feed(e.StatisticsMeasured(number, of_sink(message)))
+                await self._feed(e.StatisticsMeasured(number, sink_statistics(message)))
             case SinkStatus(id_, number, status, error, hint):
                 self._round += 1
                 seen = e.HealthObservation(id_, status, error, hint)
@@ -535,7 +535,9 @@ class StorageHalf:
             self._ended.add(message.number)
             await self._feed(e.OneshotDone(message.number, message.result))
         elif isinstance(what, RunOneshotIngestion):
-            await self._feed(e.StatisticsMeasured(message.number, of_oneshot(what.uuid, message)))
+            await self._feed(
+                e.StatisticsMeasured(message.number, oneshot_statistics(what.uuid, message))
+            )
 
     def rows(self, name: str) -> Iterator[tuple[Any, ...]]:
         """Yield this worker's rows of the relations `dataflows`, `frontiers` and `arrangements`."""

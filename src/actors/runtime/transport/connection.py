@@ -99,7 +99,7 @@ class FramedConnection(Generic[S, R]):
                 raise self._closed_here()
             await self._stream.write_frame(frame)
 
-    def offer(self, messages: Sequence[S | TracedMessage[S]]) -> int:
+    def try_send(self, messages: Sequence[S | TracedMessage[S]]) -> int:
         """Send the first messages in one write, without waiting; return how many were sent.
 
         Sends as many as fit into a slice. Returns 0 if the peer is slow or another task is sending:
@@ -153,7 +153,7 @@ class FramedConnection(Generic[S, R]):
                 self._error = self._closed_here() if self._closed else error
                 raise self._error from None
 
-    def at_hand(self, count_max: int) -> list[Any]:
+    def receive_nowait(self, count_max: int) -> list[Any]:
         """Return messages that have arrived already, at most `count_max`, without waiting.
 
         If an error follows them, the next `receive` raises it.
