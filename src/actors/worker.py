@@ -205,6 +205,7 @@ class Worker(Actor[WorkerMessage]):
         self._connectors = connectors
         self._windows = windows
         self._storage: StorageHalf | None = None
+        """The storage half, created by `on_start` if there are connectors."""
 
     async def on_start(self) -> None:
         """Create the parts that need the actor's context, and start the maintenance timer."""

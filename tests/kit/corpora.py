@@ -127,12 +127,12 @@ def make_tables(
     Args:
         corpus: Its name in `CORPORA`.
         scale: The benchmark's scale factor; 1 is a gigabyte, or ten million events of NEXMark.
-        seed: Seed of NEXMark's rows, and of the sharpened values.
+        seed: The seed of NEXMark's rows and of the sharpened values.
         scratch: An existing folder for the generator's files.
-        queries: Queries for which the tables are sharpened.
+        queries: The queries for which the tables are sharpened.
 
     Raises:
-        InvalidUsage: The generator is not installed, or the scale is not one that it makes.
+        InvalidUsage: The generator is not installed, or does not support the scale.
     """
     match corpus:
         case "tpch":

@@ -97,12 +97,12 @@ def parse_text_column(
     Args:
         texts: The values.
         kind: The column's type.
-        time_zone: Of times that name no zone.
-        rounding: Which decimals are rounded.
-        elements_max: Most elements of an array; None: `ARRAY_ELEMENTS_MAX`.
+        time_zone: The zone of times without one.
+        rounding: The decimals to round.
+        elements_max: Most elements of an array; None for `ARRAY_ELEMENTS_MAX`.
 
     Raises:
-        ColumnError: A value is none of the type.
+        ColumnError: A value is not valid for the type.
     """
     if pa.types.is_string(kind):
         return _strings(texts)

@@ -117,7 +117,7 @@ def startup_variables(parameters: Mapping[str, str]) -> list[tuple[str, str]]:
     [('application_name', 'psql'), ('a', '1'), ('b_c', '2')]
 
     Raises:
-        InvalidUsage: It asks for something else.
+        InvalidUsage: The packet contains an unsupported option.
     """
     if parameters.get("replication", "off").lower() not in ("off", "false", "no", "0"):
         raise InvalidUsage("replication connections are not supported: leave replication out")
@@ -286,13 +286,17 @@ class FrontendDecoder:
         self._message_bytes_max = message_bytes_max
         self._password_bytes_max = password_bytes_max
         self._buffer = bytearray()
+        """Bytes fed and not dropped yet."""
         self._at = 0
         """Position of the next message in the buffer."""
         self._phase = _Phase.STARTUP
+        """The kind of bytes that may come next."""
         self._asked: set[bool] = set()
         """Kinds of encryption requested so far (`EncryptionRequest.gss`)."""
         self._encrypted = False
+        """True once encryption was accepted."""
         self._failure: RemoteProtocolError | None = None
+        """The error that ended decoding; None until then."""
 
     @property
     def buffered_bytes(self) -> int:

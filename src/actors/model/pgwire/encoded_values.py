@@ -213,6 +213,7 @@ class TextBlock:
     def __init__(self, count: int) -> None:
         self._count = count
         self._parts: list[tuple[str, Any, RowMask | None]] = []
+        """Parts added so far, each with the mask of its rows."""
 
     def put(self, text: bytes, keep: RowMask | None = None) -> None:
         """Append the same text to every row."""
@@ -256,6 +257,7 @@ class FieldJoiner:
         self._run: list[tuple[str, Any]] = []
         """Parts of fixed width since the last part of variable width."""
         self._pieces: list[pa.Array | pa.Scalar] = []
+        """Pieces of all rows so far, in order."""
 
     def add_numbers(self, values: Any, layout: str) -> None:
         """Append a number to every row: the same one, or one from an array."""

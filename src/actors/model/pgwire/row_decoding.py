@@ -97,6 +97,7 @@ class _StreamDecoder:
         self._row_bytes_max = row_bytes_max
         self._time_zone = time_zone
         self._buffer = bytearray()
+        """Bytes that were not decoded yet."""
         self._decode_at = batch_bytes
         """Number of buffered bytes from which decoding pays."""
         self._ended = False
@@ -570,6 +571,7 @@ class _BinaryDecoder(_StreamDecoder):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._headed = False
+        """True once the header was read."""
 
     def finish(self) -> list[pa.RecordBatch]:
         """Return the last rows."""

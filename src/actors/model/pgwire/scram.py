@@ -184,7 +184,9 @@ class ScramExchange:
     def __init__(self, verifiers: Sequence[ScramVerifier], nonce: bytes) -> None:
         self._verifiers = verifiers
         self._nonce = _base64(nonce)
+        """The server's nonce; after `first`, with the client's nonce in front."""
         self._binding = ""
+        """The expected value of the attribute c, set by `first`."""
         self._signed = b""
         """The signed messages so far, without the client's last one."""
 

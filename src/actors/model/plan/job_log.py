@@ -49,7 +49,9 @@ class JobLog:
 
     def __init__(self, ended_max: int) -> None:
         self._running: dict[str, _Running] = {}
+        """The current jobs by id, oldest first."""
         self._ended: deque[JobNote] = deque(maxlen=ended_max)
+        """The last jobs that ended, oldest first."""
 
     def asked(self, job: Job, now_ms: int, monotonic_ms: float) -> None:
         """Record a new job."""

@@ -70,10 +70,10 @@ def rows_in_range(rows: pa.Table, changes: pa.Table, wanted: ComparedRange) -> p
 
     Args:
         rows: Rows of the lookup's target.
-        changes: Updates of the one row, with its bounds.
-        wanted: Columns to compare.
+        changes: Updates of the single row, with its bounds.
+        wanted: The columns to compare.
 
-    Returns all rows where a bound is NULL or NaN, or where the one row is not replaced by another.
+    Returns all rows if a bound is NULL or NaN, or if the single row is not replaced by another.
     """
     if not _is_replaced(changes):
         return rows
@@ -178,8 +178,8 @@ def nearby_rows(rows: pa.Table, changes: pa.Table, near: NearbyRows) -> pa.Table
     """Return the rows near the changes.
 
     Args:
-        rows: Settled rows of the table, each once, with a positive diff; a partition that has a
-            change must be there whole.
+        rows: The rows of the table before the step, each once, with a positive diff. A partition
+            with a change must be complete.
         changes: Updates of the table at any times.
         near: The distance that counts as near.
     """
@@ -354,8 +354,8 @@ def covered_changes(
 
     Args:
         changes: Updates of the table.
-        edges: Settled rows of the edges' state, at least those of the changes' groups.
-        covered: What to compare.
+        edges: Rows of the edges' state before the step, at least those of the changes' groups.
+        covered: The columns to compare.
     """
     if not changes.num_rows or not edges.num_rows:
         return changes, edges.slice(0, 0)

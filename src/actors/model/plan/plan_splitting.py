@@ -154,7 +154,9 @@ class _Divider:
         self._made = made
         self._places = places
         self._parents: Counter[Node] = Counter()
+        """Number of nodes that read each node."""
         self._done: dict[Node, tuple[Node, int]] = {}
+        """The divided form and the size of each node handled so far."""
 
     def add(self, root: Node) -> None:
         """Add strata for what is shared, then the rest."""

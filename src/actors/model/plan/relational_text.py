@@ -72,6 +72,7 @@ class _Writer:
     def __init__(self, inputs: tuple[str, ...]) -> None:
         self._inputs = inputs
         self._derived = 0
+        """Number of derived tables so far, for their aliases."""
 
     def write(self, plan: Plan) -> str:
         """Return a SELECT whose columns are those of the plan, in order."""
