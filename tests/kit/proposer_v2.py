@@ -52,7 +52,7 @@ def decode_acceptor(data: Bytes) -> AcceptorMessage:
         fields.unpack(v2._U64, "the zero at its end")
         message = VoteResponse(0, term, vote_given, flush_lsn, truncate_lsn, history)
     else:
-        raise fields.malformed(f"unknown tag 0x{tag:x}: expected g, v or a")
+        raise fields.malformed(f"unknown tag 0x{tag:x}: g, v or a is known")
     fields.end()
     return message
 

@@ -244,8 +244,8 @@ def test_malformed_proposer_messages(version: int, data: bytes, text: str) -> No
 @pytest.mark.parametrize(
     ("version", "data", "text"),
     [
-        (3, b"e" + bytes(99), "unknown tag 0x65: expected g, v or a"),
-        (2, b"e" + bytes(99), "unknown tag 0x65: expected g, v or a"),
+        (3, b"e" + bytes(99), "unknown tag 0x65: g, v or a is known"),
+        (2, b"e" + bytes(99), "unknown tag 0x65: g, v or a is known"),
         (3, replaced("v3 vote response", 13, b"\2"), "vote_given is 2, it must be 0 or 1"),
         (2, replaced("v2 vote response", 17, b"\1"), "vote_given is 257, it must be 0 or 1"),
         (3, replaced("v3 vote response", 30, U32_MAX), "4294967295 history entries of at least"),
