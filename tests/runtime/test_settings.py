@@ -81,9 +81,9 @@ def test_a_setting_that_is_not_there_is_refused_with_the_nearest(
     file = tmp_path / "settings.toml"
     file.write_text(f"{wrong} = 1\n")
     for given in ({"flags": {wrong: "1"}}, {"file": file}):
-        with pytest.raises(BadSettings, match=f"no setting '{wrong}'; did you mean '{right}'"):
+        with pytest.raises(BadSettings, match=f"unknown setting '{wrong}'; did you mean '{right}'"):
             load(environment={}, **given)
-    with pytest.raises(BadSettings, match=r"no setting 'zzz'$"):
+    with pytest.raises(BadSettings, match=r"unknown setting 'zzz'$"):
         load(environment={}, flags={"zzz": 1})
 
 
@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_named(flags: dict[str, Any], text: str) -> None:
 
 def test_texts_are_never_changed_by_spark() -> None:
     for value in ("true", " TRUE", "${env:X}"):
-        with pytest.raises(BadSettings, match=r"variable\.substitute = .* always false"):
+        with pytest.raises(BadSettings, match=r"variable\.substitute = .* must be false"):
             load(flags={"spark_conf": {"spark.sql.variable.substitute": value}})
     load(flags={"spark_conf": {"spark.sql.variable.substitute": "false"}})
 

@@ -196,7 +196,7 @@ class Tally(dict[Any, int]):
         ("timestamp", "'10000-01-01'", "only years 1 to 9999"),
         ("timestamptz", "'-infinity'", "only years 1 to 9999"),
         ("numeric(5,2)", "'NaN'", "does not fit"),
-        ("int[]", "'{{1,2},{3,4}}'", "one dimension"),
+        ("int[]", "'{{1,2},{3,4}}'", "one-dimensional"),
         ("date[]", "'{2024-01-01,infinity}'", "only years 1 to 9999"),
     ],
 )
