@@ -348,4 +348,4 @@ async def test_the_command_copies_and_says_where(tmp_path: Path) -> None:
         answer = await penstock("as-text", "--overwrite", "--as-of", str(done.as_of))
         assert answer.exit_code == 0
         answer = await penstock("x", "--format", "xml")
-        assert "must be one of" in str(answer.exception)
+        assert "expected one of" in str(answer.exception)

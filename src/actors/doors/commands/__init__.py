@@ -1,1 +1,1 @@
-"""The command line, a group of commands a file: `cli` puts them together."""
+"""The command line. Each module holds a group of commands; `cli` assembles them."""
