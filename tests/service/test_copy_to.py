@@ -322,7 +322,7 @@ async def test_a_copy_into_a_bucket_that_is_killed_has_no_manifest_and_the_next_
 
 def test_progress_reads_well() -> None:
     mib = 1 << 20
-    assert progress_text(CopyProgressed(1, "waiting")) == "waiting until its time is sealed"
+    assert progress_text(CopyProgressed(1, "waiting")) == "waiting until its timestamp is sealed"
     shown = progress_text(CopyProgressed(1, "copying", 1_000, 3, 8, mib, 5 * mib // 2))
     assert shown == "3 of 8 parts read, 1.0 of 2.5 MiB; 1000 rows written"
 

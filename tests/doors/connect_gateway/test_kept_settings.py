@@ -141,7 +141,7 @@ async def test_settings_that_the_service_needs_are_refused(tmp_path: Path, name:
             for call in calls:
                 with pytest.raises(PySparkException, match=f"setting {name} cannot be changed"):
                     call()
-            with pytest.raises(PySparkException, match="reset each by its name"):
+            with pytest.raises(PySparkException, match="reset each setting by name"):
                 spark.sql("RESET")
             # To say what holds anyway is no change.
             spark.conf.set(name, fixed[name])
