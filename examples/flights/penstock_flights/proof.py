@@ -1,9 +1,9 @@
 """The demo's proof: comparing the service's views with plain Spark over the demo's own log.
 
 For each timestamp, the tables' contents are computed from `ChangeLog` and written as Parquet. A
-separate process (`actors.engine.spark.plain`) runs each view's query over them, and the service
-reads the view ``AS OF`` the same timestamp. Both results are compared as bags. Floats may differ by
-`TOLERANCE`, because sums of floats depend on their order; all other values must be equal.
+separate process (`actors.engine.spark.reference_spark`) runs each view's query over them, and the
+service reads the view ``AS OF`` the same timestamp. Both results are compared as bags. Floats may
+differ by `TOLERANCE`, because sums of floats depend on their order; all other values must be equal.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ async def expected(
 ) -> Answers:
     """Compute plain Spark's results by view and timestamp. Raises `EngineError`."""
     request, outputs = await anyio.to_thread.run_sync(_lay_out, log, views, times, scratch)
-    command = [sys.executable, "-m", "actors.engine.spark.plain", str(request)]
+    command = [sys.executable, "-m", "actors.engine.spark.reference_spark", str(request)]
     done = await anyio.run_process(
         command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, check=False
     )

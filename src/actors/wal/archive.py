@@ -62,10 +62,11 @@ class WalArchive:
 
     @classmethod
     async def at(cls, url: str, settings: Settings, clock: ActorClock) -> Self:
-        """Open the archive of a URL (`actors.durable.persist.places`). A bucket is not contacted
-        yet. Raises `InvalidUsage`, `StorageError`."""
+        """Open the archive of a URL (`actors.durable.persist.store_urls`). A bucket is not
+        contacted yet. Raises `InvalidUsage`, `StorageError`.
+        """
         # Imported here: it loads persist and pyarrow, three times what an acceptor needs to start.
-        from actors.durable.persist.places import open_blob
+        from actors.durable.persist.store_urls import open_blob
 
         async def open_tenant(tenant: str) -> BlobStore:
             return await open_blob(url, settings, clock, exclusive=False, below=tenant)

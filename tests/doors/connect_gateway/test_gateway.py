@@ -360,7 +360,7 @@ async def test_a_token_is_asked_for(tmp_path: Path) -> None:
         assert (await world.run(lambda: good.range(1).toArrow())).num_rows == 1
         for parameters in ("", ";token=fedcba9876543210"):
             bad = await _local_session(world, port, parameters)
-            with pytest.raises(PySparkException, match="a token .* is required"):
+            with pytest.raises(PySparkException, match=r"a token .* is required"):
                 await world.run(lambda bad=bad: bad.range(1).toArrow())
 
 

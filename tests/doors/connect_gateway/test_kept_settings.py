@@ -113,7 +113,9 @@ async def test_statements_that_would_not_obey_a_setting_are_refused(
                 with pytest.raises(PySparkException, match=f"reset {name}, which"):
                     spark.sql(text)
             if name == "spark.sql.storeAssignmentPolicy":
-                with pytest.raises(PySparkException, match="a view cannot keep a setting of this kind"):
+                with pytest.raises(
+                    PySparkException, match="a view cannot keep a setting of this kind"
+                ):
                     spark.sql("CREATE MATERIALIZED VIEW made AS SELECT id FROM orders")
             # As it was at first: it is not changed any more.
             spark.conf.set(name, "false")
@@ -174,5 +176,5 @@ async def test_settings_that_a_text_computes_are_seen(tmp_path: Path, text: str)
 
 
 def test_the_settings_stand_in_the_documentation() -> None:
-    page = Path(__file__).parents[3] / "docs" / "guides" / "operations.md"
+    page = Path(__file__).parents[3] / "docs" / "guides" / "spark-connect.md"
     assert settings_table() in page.read_text()

@@ -144,7 +144,7 @@ def test_outputs_that_are_refused() -> None:
     ):
         with pytest.raises(PenstockError, match="materialized view x is not supported"):
             output(graph(), "x", **details)
-    with pytest.raises(InvalidUsage, match="expected spark_catalog.default"):
+    with pytest.raises(InvalidUsage, match=r"expected spark_catalog\.default"):
         graph(default_database="elsewhere")
 
 

@@ -67,7 +67,7 @@ async def ended_by(
         if at_spark:
             await until(lambda: bool(world.spark.hanging))
         else:
-            await world.controls.wait_begun("Select")
+            await world.controls.wait_started("Select")
         await change()
     return told[0]
 

@@ -49,7 +49,7 @@ from actors.runtime.errors import (
     to_wire,
 )
 from actors.runtime.settings import Settings
-from actors.runtime.spans import make_request_context, root
+from actors.runtime.spans import make_request_context, root_span
 from actors.runtime.telemetry import CLIENT_REQUEST, split_context, with_context
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ServiceLink(Protocol):
         """Send a message; wait while the connection's buffer is full."""
         ...
 
-    def offer(self, messages: Sequence[Any], /) -> int:
+    def try_send(self, messages: Sequence[Any], /) -> int:
         """Send as many messages as possible without waiting, and return their number. Raises as
         `send` does, if the first cannot be sent."""
         ...
@@ -174,7 +174,7 @@ class RequestExchange:
         request = msgspec.structs.replace(statement, request=number)
         if not isinstance(request, CatalogStatement):
             return (await self.ask(request, RequestDone)).text
-        with root(CLIENT_REQUEST, number, request.name) as opened:
+        with root_span(CLIENT_REQUEST, number, request.name) as opened:
             context = make_request_context(opened)
             return (await self.ask(request, RequestDone, context)).text
 
@@ -189,7 +189,7 @@ class RequestExchange:
         slot = self._slots[request.request] = RequestSlot()
         try:
             message = with_context(request, traceparent)
-            if not self._link.offer((message,)):
+            if not self._link.try_send((message,)):
                 await self._link.send(message)
         except (ConnectionBroken, ResourceClosed) as error:
             self.close(request.request)

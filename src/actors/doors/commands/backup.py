@@ -1,7 +1,7 @@
 """`penstock backup` and `penstock restore`: copy all durable state to a folder or bucket, and back.
 
 Both work on the stores directly. A backup reads them as a guest
-(`actors.durable.persist.backing_up`), whether or not a service is running. A restore needs empty
+(`actors.durable.persist.backup_run`), whether or not a service is running. A restore needs empty
 stores.
 """
 
@@ -20,9 +20,9 @@ from actors.doors.commands.stores import CommandStores, show_progress, stands_on
 
 if TYPE_CHECKING:
     from actors.durable.persist.attach import AttachedClient
-    from actors.durable.persist.backing_up import BackupReport
-    from actors.durable.persist.backups import BackupManifest
-    from actors.durable.persist.restoring import RestoreReport
+    from actors.durable.persist.backup_format import BackupManifest
+    from actors.durable.persist.backup_run import BackupReport
+    from actors.durable.persist.restore import RestoreReport
     from actors.runtime.kernel import ActorClock
 
 Target = Annotated[
@@ -59,8 +59,8 @@ def backup(
     target lacks. An interrupted backup cannot be restored: run the command again, and it copies
     what is still missing.
     """
-    from actors.durable.persist.backing_up import take_backup
-    from actors.durable.persist.backups import BackupTarget
+    from actors.durable.persist.backup_format import BackupTarget
+    from actors.durable.persist.backup_run import take_backup
 
     if listed:
         _list(stores, target, as_json=as_json)
@@ -97,8 +97,8 @@ def restore(
     command again; until it completes, no service starts on the state directory. Then start the
     service as usual: it recovers as if it had crashed at the instant of the backup.
     """
-    from actors.durable.persist.backups import BackupTarget
-    from actors.durable.persist.restoring import open_empty, restore_backup
+    from actors.durable.persist.backup_format import BackupTarget
+    from actors.durable.persist.restore import open_empty, restore_backup
 
     async def run() -> RestoreReport:
         from actors.runtime.kernel import SystemClock
@@ -123,7 +123,7 @@ def restore(
 
 
 def _list(stores: CommandStores, target: str, *, as_json: bool) -> None:
-    from actors.durable.persist.backups import BackupTarget
+    from actors.durable.persist.backup_format import BackupTarget
 
     async def run() -> list[BackupManifest]:
         from actors.runtime.kernel import SystemClock

@@ -329,7 +329,7 @@ def trace(
 ) -> None:
     """Draws recorded traces as trees of spans, with times, durations and linked traces."""
     set_up_logging("warning")
-    from actors.runtime.tracing.tree import draw, load_traces
+    from actors.runtime.tracing.span_tree import draw, load_traces
 
     for line in draw(load_traces(file), trace_id=trace_id, search=search, last=last):
         print(line)

@@ -10,7 +10,7 @@ from actors.runtime.progress import EMPTY, Frontier
 if TYPE_CHECKING:
     from actors.durable.persist.orphans import GarbageBlob
     from actors.durable.persist.shard import BatchPart, ShardBatch, ShardState
-    from actors.durable.persist.verifying import VerifiedShard
+    from actors.durable.persist.verify import VerifiedShard
 
 SHOWN_MAX: Final = 200
 """Maximum number of printed lines of one kind. JSON output has them all."""

@@ -238,10 +238,10 @@ def release(
     """
 
     async def call(attached: AttachedClient, clock: ActorClock) -> str:
-        from actors.durable.persist.handed import CONSUMER, HandedLeases
+        from actors.durable.persist.split_leases import CONSUMER, SplitLeases
 
         found = await _found(attached, name)
-        leases = HandedLeases(attached.consensus, attached.blob, stores.settings, clock)
+        leases = SplitLeases(attached.consensus, attached.blob, stores.settings, clock)
         if await leases.release(found, consumer):
             return f"shard {found}: released the hold of {consumer}"
         holds = (await attached.client.state(found)).holds
@@ -298,7 +298,7 @@ def verify_shards(
     are not faults (`penstock shard gc --dry-run` lists them).
     """
     from actors.doors.commands.shard_reports import verified_lines
-    from actors.durable.persist.verifying import verify
+    from actors.durable.persist.verify import verify
 
     async def call(attached: AttachedClient, clock: ActorClock) -> tuple[list[Any], list[Any]]:
         client = attached.client

@@ -82,8 +82,8 @@ def serve(
     """Runs one acceptor until SIGINT or SIGTERM. Proposers push logs to it; readers read them.
 
     The first line printed is the address, the last one `ready`. Acknowledged data is always on
-    disk. A port that other machines can reach needs TLS and tokens (docs/guides/operations.md,
-    Security); clients send the token as their PostgreSQL password.
+    disk. A port that other machines can reach needs TLS and tokens
+    (docs/guides/tls-and-tokens.md); clients send the token as their PostgreSQL password.
     """
     set_up_logging(log_level)
     flags = {

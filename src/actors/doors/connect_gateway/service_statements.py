@@ -20,7 +20,7 @@ from actors.doors.connect_gateway.statement_execution import StatementAnswer
 from actors.doors.sql_session import SqlSession
 from actors.doors.sql_session.audit import StatementAudit
 from actors.doors.sql_session.offloading import run_or_offload
-from actors.engine.catalyst.permitted_settings import is_of_meaning
+from actors.engine.catalyst.permitted_settings import affects_results
 from actors.engine.sql import statements as sql
 from actors.engine.sql.tokens import SqlDialect
 from actors.engine.views.query_analysis import find_mentioned_tables
@@ -101,7 +101,7 @@ def _check_settings(statement: sql.SqlStatement, conf: Mapping[str, str]) -> Non
     match statement:
         # Settings that a view cannot have might change the meaning of its query in this session.
         case sql.ChangeStatement(command="CREATE MATERIALIZED VIEW") | sql.ExplainStatement():
-            refused = {name for name in conf if not is_of_meaning(name)}
+            refused = {name for name in conf if not affects_results(name)}
             what = "a view cannot keep a setting of this kind"
         # The ANSI mode of a plain view is the reader's. dbt turns it off in all of its sessions,
         # and otherwise could not create plain views.
@@ -125,9 +125,9 @@ async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
     """Return whether a statement is the service's, by its kind or by the objects that it names."""
     match statement:
         case sql.ExplainStatement():
-            # Spark explains queries, but not statements that create views.
-            made = isinstance(statement.statement, sql.ChangeStatement)
-            return made or statement.mode == "incremental"
+            # Spark explains queries, but neither views nor statements that create them.
+            of_view = bool(statement.view) or isinstance(statement.statement, sql.ChangeStatement)
+            return of_view or statement.mode == "incremental"
         case sql.ShowObjectsStatement():
             return statement.kind in _OWN_KINDS
         # Spark does not support these kinds. With IF EXISTS the object may be missing.

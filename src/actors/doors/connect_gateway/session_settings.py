@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from actors.control.access.access_rules import code_refusal
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.engine.catalyst import permitted_settings
-from actors.engine.catalyst.permitted_settings import NAMES, PREFIXES, is_of_meaning
+from actors.engine.catalyst.permitted_settings import NAMES, PREFIXES, affects_results
 from actors.runtime.errors import AccessDenied, InvalidUsage
 from actors.runtime.settings import Settings
 
@@ -51,7 +51,7 @@ but not of names, literals and types."""
 COMPUTED_CHANGES: Final = frozenset({"EXECUTE", "BEGIN"})
 """First words of texts that may change settings that the text does not name."""
 WATCHED: Final = frozenset(
-    {*_STATEMENTS, *filter(is_of_meaning, NAMES), "spark.sql.storeAssignmentPolicy"}
+    {*_STATEMENTS, *filter(affects_results, NAMES), "spark.sql.storeAssignmentPolicy"}
 )
 """Settings to check for changes after such a text."""
 StatementEffect = Literal["obeyed", "refused", "none"]
@@ -122,7 +122,7 @@ def statement_effect(name: str) -> StatementEffect:
     """
     if name in _STATEMENTS:
         return "obeyed"
-    if is_of_meaning(name):
+    if affects_results(name):
         return "refused"
     # Any unknown setting of Spark SQL may affect rows.
     known = name in NAMES or name in SEEN_WITHOUT_CODE or name in _FIXED
@@ -207,9 +207,9 @@ def seen_settings(request: ProtoMessage, answer: ProtoMessage) -> ProtoMessage:
 # -- documentation ---------------------------------------------------------------------------------
 
 _IN_STATEMENTS: Final = {
-    "obeyed": "obeyed; stored with a materialized view",
-    "refused": "rejected while it is changed; stored with a materialized view",
-    "none": "no effect: rows do not depend on it",
+    "obeyed": "obeyed; kept by materialized views",
+    "refused": "refused while changed; kept by materialized views",
+    "none": "no effect on rows",
 }
 
 
@@ -220,15 +220,15 @@ def settings_table() -> str:
         "|---|---|---|---|",
     ]
     for name, value in sorted(_FIXED.items()):
-        lines.append(f"| `{name}` | rejected | always `{value}`; others are rejected | same |")
+        lines.append(f"| `{name}` | refused | always `{value}`; others are refused | the same |")
     for name in sorted(NAMES | SET_WITHOUT_CODE):
-        may = "can be set" if name in SET_WITHOUT_CODE else "rejected"
+        may = "may be set" if name in SET_WITHOUT_CODE else "refused"
         lines.append(f"| `{name}` | {may} | obeyed | {_IN_STATEMENTS[statement_effect(name)]} |")
     for prefix in PREFIXES:
         effect = _IN_STATEMENTS[statement_effect(prefix)]
-        lines.append(f"| other `{prefix}*` | rejected | obeyed | {effect} |")
+        lines.append(f"| all others of `{prefix}*` | refused | obeyed | {effect} |")
     lines += [
-        "| other `spark.sql.*` | rejected | obeyed | rejected while it is changed, also in views |",
-        f"| all others | rejected | obeyed | {_IN_STATEMENTS['none']} |",
+        "| all others of `spark.sql.*` | refused | obeyed | refused while changed, as are views |",
+        f"| all others | refused | obeyed | {_IN_STATEMENTS['none']} |",
     ]
     return "\n".join(lines) + "\n"

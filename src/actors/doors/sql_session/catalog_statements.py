@@ -202,10 +202,15 @@ def _default_rows(found: ObjectStatus) -> list[tuple[str, str, str]]:
 async def explain(
     context: SessionContext, statement: sql.ExplainStatement, parameters: Parameters
 ) -> StatementResult:
-    """Return the plan of a query, or of a view that is not created yet, one row per line."""
+    """Return how a query would be read, or how a view is or would be maintained, one row per
+    line."""
+    if statement.view:
+        found = await context.catalog.find_present(statement.view)
+        return _lines_of_plan(await context.client.explain(found.name))
     inner = statement.statement
     if isinstance(inner, sql.ChangeStatement):
         return await _explained_view(context, inner, parameters)
+    assert inner is not None
     if statement.mode == "incremental":
         return await _explained(context, inner.query, parameters)
     return text_result(
@@ -233,6 +238,10 @@ async def _explained(
         text = await context.client.explain_query(
             query.text, spark_conf=context.spark_conf(), refresh_policy=policy
         )
+    return _lines_of_plan(text)
+
+
+def _lines_of_plan(text: str) -> StatementResult:
     return text_result(["plan"], [(line,) for line in text.splitlines()])
 
 

@@ -55,8 +55,13 @@ from actors.engine.sql.statements import (
     TextSpan,
 )
 from actors.engine.sql.tokens import SqlDialect
+from actors.engine.sql.type_dependent_places import (
+    PlaceFinder,
+    PlaceRoles,
+    marked_length,
+    marked_queries,
+)
 from actors.engine.sql.type_names import WrittenType
-from actors.engine.sql.typed_places import PlaceFinder, PlaceRoles, queried_length, typed_queries
 from actors.engine.views.plain_sql import query_text
 from actors.engine.views.plain_views import inline_views
 from actors.engine.views.read_choice import QueryChoice, choose_query
@@ -299,12 +304,12 @@ class SessionContext:
         """Translate a query or an expression of the statement to Spark's dialect, with a mapping
         back to its source. Raises `SqlSyntaxError`."""
         if self.dialect is SqlDialect.SPARK:
-            return MappedSql.of(span, SparkText(without_schema(span.alone(), SCHEMAS, CATALOGS)))
+            return MappedSql.of(span, SparkText(without_schema(span.as_text(), SCHEMAS, CATALOGS)))
         literals = [each.text for each in parameters]
         times = self.times
         with map_positions(span):
             spark = to_spark(
-                span.alone(),
+                span.as_text(),
                 literals,
                 # In UTC, which has no daylight saving time, Spark reads times as PostgreSQL does.
                 None if times.is_utc else times,
@@ -331,8 +336,8 @@ class SessionContext:
         find = self.find_places
         if find is None:
             return {}
-        size = queried_length(statement)
-        queries = await run_or_offload(size, lambda: typed_queries(statement)) if size else []
+        size = marked_length(statement)
+        queries = await run_or_offload(size, lambda: marked_queries(statement)) if size else []
         if not queries:
             return {}
         schemas = schemas_of(await self.catalog.known())

@@ -10,7 +10,7 @@ text map to nothing. Pure.
 >>> from actors.engine.sql.tokens import SqlDialect
 >>> text = "DELETE FROM t WHERE nope::int4 > 0"
 >>> condition = parse_statement(text, SqlDialect.POSTGRES).where
->>> spark = to_spark(condition.alone())
+>>> spark = to_spark(condition.as_text())
 >>> made = concat_sql("SELECT * FROM `t` WHERE ", MappedSql.of(condition, spark))
 >>> made.text, made.place_of(made.text.index(">")), made.place_of(7)
 ('SELECT * FROM `t` WHERE nope::int > 0', 31, None)
@@ -52,7 +52,7 @@ class MappedSql(msgspec.Struct, frozen=True, gc=False):
         """Append generated text to the translation of one span. It maps to the end of the span,
         because Spark reports an incomplete expression there."""
         assert self.span is not None
-        return concat_sql(self, MappedSql(text, (), self.span.behind()))
+        return concat_sql(self, MappedSql(text, (), self.span.end_span()))
 
     def within(self, whole: str) -> MappedSql:
         """Return the mapping of `whole`, a text that contains this one followed only by closing

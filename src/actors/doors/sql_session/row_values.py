@@ -21,7 +21,7 @@ from actors.engine.sql.reader import StatementReader
 from actors.engine.sql.statements import TextSpan
 from actors.engine.sql.tokens import SqlDialect, SqlToken, quote_name, quote_text
 from actors.engine.sql.type_names import read_written_type
-from actors.model.pgwire.column_parsing import Rounding, fitted
+from actors.model.pgwire.column_parsing import Rounding, fit_value
 from actors.model.pgwire.sqlstate import NUMBER_OUT_OF_RANGE, InvalidClientData
 from actors.model.pgwire.type_map import pg_type
 from actors.model.pgwire.value_parsing import parse_array, parse_bytea, parse_text_value
@@ -81,10 +81,10 @@ def literal_value(span: TextSpan, parameters: Sequence[SqlParameter]) -> Any:
     timestamp without a zone is in the session's zone. A string or a parameter returns a
     `SqlParameter`, whose type may follow from the context. DEFAULT returns `DEFAULT_MARK`.
 
-    >>> from actors.engine.sql.statements import composed
-    >>> literal_value(composed(SqlDialect.SPARK, "-12"), ())
+    >>> from actors.engine.sql.statements import generated_span
+    >>> literal_value(generated_span(SqlDialect.SPARK, "-12"), ())
     -12
-    >>> literal_value(composed(SqlDialect.POSTGRES, "$1"), (SqlParameter("a", "'a'"),)).value
+    >>> literal_value(generated_span(SqlDialect.POSTGRES, "$1"), (SqlParameter("a", "'a'"),)).value
     'a'
 
     Raises:
@@ -266,7 +266,7 @@ def _number_fitted(
     if pa.types.is_decimal(kind):
         # Spark rounds. PostgreSQL's numeric without a precision is never rounded.
         rounding = Rounding.ALL if times.as_spark else Rounding.DECLARED
-        rounded: Decimal = fitted(Decimal(value), kind, rounding)
+        rounded: Decimal = fit_value(Decimal(value), kind, rounding)
         return rounded
     limit = 1 << (kind.bit_width - 1)
     if not -limit <= value < limit:
@@ -287,7 +287,7 @@ def _parsed(text: str, spark: str, kind: pa.DataType, *, times: TimeLiterals) ->
     if pa.types.is_binary(kind):
         return parse_bytea(text)
     if _is_number(kind) or pa.types.is_boolean(kind):
-        return fitted(parse_text_value(text, pg_type(kind).oid), kind)
+        return fit_value(parse_text_value(text, pg_type(kind).oid), kind)
     if pa.types.is_list(kind):
         (element,) = inner_types(spark)
         words = [

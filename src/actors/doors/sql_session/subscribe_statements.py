@@ -1,9 +1,9 @@
 """Executes SUBSCRIBE, which follows the changes of an object or of any query's result.
 
-A query that is a plain read of one object (`simple_read`, without ORDER BY or LIMIT) follows that
-object; its changes are filtered and projected here. Afterwards, changes at the same timestamp may
-cancel out, for example after an update of a column that is not selected: these are dropped. A batch
-that arrives in pieces is consolidated piece by piece, so only one piece is in memory.
+A query that is a plain read of one object (`parse_plain_read`, without ORDER BY or LIMIT) follows
+that object; its changes are filtered and projected here. Afterwards, changes at the same timestamp
+may cancel out, for example after an update of a column that is not selected: these are dropped. A
+batch that arrives in pieces is consolidated piece by piece, so only one piece is in memory.
 
 Every other query gets a maintained view, under a name that users cannot choose
 (`is_subscribed_view`). The view is followed like any other, and dropped when the rows' generator is
@@ -27,9 +27,9 @@ from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext
 from actors.doors.sql_session.mapped_sql import MappedSql
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter
-from actors.engine.sql.statements import SubscribeStatement, composed
+from actors.engine.sql.statements import SubscribeStatement, generated_span
 from actors.engine.sql.tokens import quote_name
-from actors.engine.views.simple import SimpleRead
+from actors.engine.views.plain_read import PlainRead
 from actors.model.plan.schema import DIFF, TIME, TableSchema
 from actors.model.plan.updates import consolidate
 from actors.model.protocol.api import TIME_ZONE, CreateView
@@ -60,7 +60,7 @@ class FollowedObject(msgspec.Struct, frozen=True):
     """True if all columns are returned, so that different rows stay different."""
 
     @classmethod
-    def of(cls, read: SimpleRead, schema: TableSchema) -> FollowedObject:
+    def of(cls, read: PlainRead, schema: TableSchema) -> FollowedObject:
         """Return the object that a plain read follows. Raises `InvalidUsage`."""
         kinds = schema.arrow()
         fields = [
@@ -155,7 +155,7 @@ async def _query_of_plain_view(
     if entry.kind != PLAIN_VIEW:
         return statement
     # Backticks quote a name in either dialect here.
-    query = composed(context.dialect, f"SELECT * FROM {quote_name(entry.name)}")
+    query = generated_span(context.dialect, f"SELECT * FROM {quote_name(entry.name)}")
     return msgspec.structs.replace(statement, name=None, query=query)
 
 
@@ -168,7 +168,7 @@ async def _plain_object(
         if entry.schema is None:
             raise InvalidUsage(f"cannot subscribe to {entry.name}, which is a {entry.kind}")
         columns = tuple(entry.schema.names)
-        return FollowedObject.of(SimpleRead(entry.name, columns, columns), entry.schema)
+        return FollowedObject.of(PlainRead(entry.name, columns, columns), entry.schema)
     schemas = await context.catalog.readable()
     read = context.choose_query(_query_text(context, statement, parameters).text, schemas).read
     # ORDER BY and LIMIT need all rows, so they are left to a view.
@@ -224,7 +224,7 @@ async def _query_view(
         raise
     # The view's rows are those of the query, so all of its columns are returned.
     columns = tuple(schema.names)
-    return FollowedObject.of(SimpleRead(name, columns, columns), schema)
+    return FollowedObject.of(PlainRead(name, columns, columns), schema)
 
 
 async def _drop_view(context: SessionContext, name: str) -> None:

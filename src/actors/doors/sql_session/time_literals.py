@@ -17,7 +17,7 @@ import numpy as np
 from actors.model.pgwire.sqlstate import NOT_SUPPORTED, InvalidClientData
 from actors.model.pgwire.time_text import (
     DAY_S,
-    is_doubled,
+    is_ambiguous,
     is_utc,
     local_to_utc_second,
     utc_offsets,
@@ -88,7 +88,7 @@ class TimeLiterals(msgspec.Struct, frozen=True):
                 f"'{text}' is ambiguous in a plain view, which sessions in other time zones than "
                 f"{self.zone} may read: write timestamptz '{text}', or date '…' for a day"
             )
-        if is_doubled(_second_of(moment), self.zone):
+        if is_ambiguous(_second_of(moment), self.zone):
             raise AmbiguousTime(
                 f"'{text}' occurs twice in the time zone {self.zone}: add its UTC offset, or write "
                 f"timestamptz '{text}'"
@@ -101,7 +101,7 @@ def moment_in(zone: str, moment: dt.datetime, *, earlier: bool = False) -> dt.da
     local = _second_of(moment)
     second = local_to_utc_second(local, zone)
     # The earlier instant has the offset of the day before.
-    if earlier and is_doubled(local, zone):
+    if earlier and is_ambiguous(local, zone):
         second = local - int(utc_offsets(np.array([local - DAY_S], np.int64), zone)[0])
     return _EPOCH + dt.timedelta(seconds=second, microseconds=moment.microsecond)
 

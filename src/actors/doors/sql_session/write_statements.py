@@ -60,7 +60,7 @@ from actors.engine.sql.statements import (
     QueryStatement,
     TextSpan,
     UpdateStatement,
-    composed,
+    generated_span,
 )
 from actors.engine.sql.tokens import SqlDialect, quote_name
 from actors.model.plan.schema import TableColumn, TableSchema
@@ -70,7 +70,7 @@ from actors.runtime.errors import AccessDenied, DuplicateKey, InvalidUsage
 Parameters = Sequence[SqlParameter]
 KEYS_CHECKED_MAX: Final = 1_000
 """Maximum rows of an INSERT whose keys the statement checks; COMMIT checks those of larger ones."""
-_DEFAULT: Final = composed(SqlDialect.SPARK, "DEFAULT")
+_DEFAULT: Final = generated_span(SqlDialect.SPARK, "DEFAULT")
 """The value that DEFAULT VALUES has for each column."""
 
 

@@ -25,7 +25,7 @@ import anyio.lowlevel
 
 from actors.control.access.access_rules import UNPROVEN, RoleLogin
 from actors.control.access.open_sessions import OpenSession, OpenSessions, ReadObjects
-from actors.control.controller.reads.rows_at_hand import RowsAtHand
+from actors.control.controller.reads.memory_reads import MemoryReads
 from actors.doors.postgres.pg_server.connection_catalog import ConnectionCatalog, SharedCatalog
 from actors.doors.postgres.pg_server.copy_protocol import copy_from_client, copy_to_client
 from actors.doors.postgres.pg_server.disconnect_watch import end_on_disconnect
@@ -105,7 +105,7 @@ class PgConnection:
         secret_key: bytes,
         cancel_other: Callable[[int, bytes], None],
         shared: SharedCatalog,
-        at_hand: RowsAtHand,
+        memory_reads: MemoryReads,
         admit: Callable[[], None],
     ) -> None:
         """Set up the connection.
@@ -123,7 +123,7 @@ class PgConnection:
             secret_key: Key that authorizes them to do so.
             cancel_other: Cancels the statement of another connection.
             shared: The catalog rows that all connections share.
-            at_hand: Reads rows by key from memory.
+            memory_reads: Reads rows by key from memory.
             admit: Counts this client among the authenticated ones. Raises `ResourceBusy` if there
                 are too many.
         """
@@ -142,7 +142,7 @@ class PgConnection:
         self._audit = StatementAudit(settings, "", wire.peer, SqlDialect.POSTGRES)
         self._cancel_other = cancel_other
         self._shared = shared
-        self._at_hand = at_hand
+        self._memory_reads = memory_reads
         self._admit = admit
         self._session: SqlSession | None = None
         self._catalog: ConnectionCatalog | None = None
@@ -683,7 +683,7 @@ class PgConnection:
         kept, values = portal.prepared, portal.values
         if kept.point is not None and self._reads_latest():
             role = self.opened.role
-            rows = self._at_hand.find(kept.point.selection, kept.point.key(values), role)
+            rows = self._memory_reads.find(kept.point.selection, kept.point.key(values), role)
             if rows is not None:
                 portal.rights = self.session.context.read_rights()
                 portal.rights.note(await self._reads_of(kept.point.selection.name))
@@ -732,7 +732,7 @@ class PgConnection:
         # Like any Bind, this one replaces the unnamed portal.
         await self._close_portal("")
         return await answer_point(
-            self.wire, self._at_hand, kept, bound, self.opened.role, self._time_zone()
+            self.wire, self._memory_reads, kept, bound, self.opened.role, self._time_zone()
         )
 
     async def _run_portal(self, portal: OpenPortal, rows_max: int) -> None:

@@ -30,7 +30,7 @@ from actors.doors.sql_session.context import SessionContext
 from actors.doors.sql_session.offloading import run_or_offload
 from actors.doors.sql_session.results import StatementResult, result_of
 from actors.engine.sql.object_names import DATABASE
-from actors.engine.sql.shown_statements import shown_statement
+from actors.engine.sql.redaction import redact_statement
 from actors.model.pgwire import type_oids as pg
 from actors.model.pgwire.messages import FieldDescription
 from actors.model.protocol.api import ObjectStatus
@@ -189,7 +189,7 @@ class ConnectionCatalog:
             connected=_shown_time(session.since_ms),
             now=_shown_time(session.statement_ms),
             state="active" if session.statement else "idle",
-            query=shown_statement(session.statement, dialect_of(session.door))[:limit],
+            query=redact_statement(session.statement, dialect_of(session.door))[:limit],
         )
 
     def _shown_user(self, session: OpenSession) -> str:

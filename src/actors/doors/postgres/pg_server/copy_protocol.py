@@ -135,7 +135,7 @@ async def _source(session: SqlSession, statement: sql.CopyStatement) -> Statemen
         entry = await context.catalog.find_present(statement.table)
         listed = ", ".join(map(quote_name, statement.columns)) if statement.columns else "*"
         text = f"SELECT {listed} FROM {quote_name(entry.name)}"
-        query = sql.QueryStatement(position=0, query=sql.composed(context.dialect, text))
+        query = sql.QueryStatement(position=0, query=sql.generated_span(context.dialect, text))
     async with context.typed(statement):
         if isinstance(query, sql.SubscribeStatement):
             return await subscribe(context, query, ())

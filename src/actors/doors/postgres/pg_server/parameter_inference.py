@@ -17,8 +17,8 @@ from sqlglot.errors import SqlglotError
 from actors.engine.sql.reader import StatementReader
 from actors.engine.sql.statements import TextSpan
 from actors.engine.sql.tokens import SqlDialect, lex_text
+from actors.engine.sql.type_dependent_places import CHAR, PLACE, PlaceRoles
 from actors.engine.sql.type_names import read_type
-from actors.engine.sql.typed_places import CHAR, PLACE, PlaceRoles
 from actors.model.pgwire import type_map
 from actors.model.pgwire import type_oids as pg
 from actors.model.plan.schema import TableSchema
@@ -68,11 +68,11 @@ def scoped_types(text: str, schemas: Mapping[str, TableSchema]) -> dict[int, int
 
     `text` is the result of `as_columns`.
 
-    >>> from actors.engine.sql.statements import composed
+    >>> from actors.engine.sql.statements import generated_span
     >>> from actors.model.plan.schema import TableColumn
     >>> table = TableSchema((TableColumn("code", "int"),))
     >>> def found(text):
-    ...     return scoped_types(as_columns(composed(SqlDialect.POSTGRES, text)), {"t": table})
+    ...     return scoped_types(as_columns(generated_span(SqlDialect.POSTGRES, text)), {"t": table})
     >>> found("WITH q AS (SELECT 'a' AS code) SELECT 1 FROM q WHERE code = $1")
     {1: 25}
     >>> found("SELECT 1 FROM t WHERE code = $1")
@@ -95,8 +95,8 @@ def _columns_of(schemas: Mapping[str, TableSchema]) -> dict[str, Columns]:
 
 
 def place_roles(queries: list[str], schemas: Mapping[str, TableSchema]) -> PlaceRoles:
-    """Return the roles of the places in the queries of `typed_queries`. Queries that sqlglot cannot
-    parse are skipped."""
+    """Return the roles of the places in the queries of `marked_queries`. Queries that sqlglot
+    cannot parse are skipped."""
     finder = _RoleFinder(_columns_of(schemas))
     for text in queries:
         tree = _kept_tree(text) if len(text) <= _KEPT_CHARACTERS_MAX else _tree(text)
@@ -444,7 +444,7 @@ class _TypeFinder:
 
 
 class _RoleFinder(_TypeFinder):
-    """Visits a query of `typed_queries` and collects the roles of its places."""
+    """Visits a query of `marked_queries` and collects the roles of its places."""
 
     def __init__(self, tables: Mapping[str, Columns]) -> None:
         super().__init__(tables)

@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from actors.control.controller.reads.rows_at_hand import RowsAtHand
+from actors.control.controller.reads.memory_reads import MemoryReads
 from actors.doors.postgres.pg_server.statements import PreparedStatement, describe_fields
 from actors.doors.postgres.pg_server.wire import PgWire
 from actors.model.pgwire import messages as pg
@@ -28,7 +28,7 @@ _BEHIND: Final[list[pg.FrontendMessage]] = [
 
 async def answer_point(
     wire: PgWire,
-    at_hand: RowsAtHand,
+    memory_reads: MemoryReads,
     kept: PreparedStatement,
     bound: pg.BindPortal,
     role: str | None,
@@ -38,7 +38,7 @@ async def answer_point(
 
     Args:
         wire: The connection.
-        at_hand: Reads the rows from memory.
+        memory_reads: Reads the rows from memory.
         kept: The prepared statement, whose `point` is set.
         bound: The Bind message.
         role: The session's role.
@@ -58,7 +58,7 @@ async def answer_point(
         return False
     try:
         values = parse_parameters(bound, kept.parameter_oids, time_zone)
-        found = at_hand.find(point.selection, point.key(values), role)
+        found = memory_reads.find(point.selection, point.key(values), role)
         if found is None:
             return False
         codes = pg.expand_formats(bound.result_formats, found.num_columns, "columns")

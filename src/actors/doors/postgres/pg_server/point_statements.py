@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from actors.control.controller.reads.rows_at_hand import PointSelection
+from actors.control.controller.reads.memory_reads import PointSelection
 from actors.doors.sql_session.error_positions import map_positions
 from actors.doors.sql_session.typed_literals import typed_literal
 from actors.engine.sql.dialects import to_spark
@@ -76,7 +76,7 @@ def find_point(
     literals = [spark_literal(each, oid) for each, oid in zip(examples, oids, strict=True)]
     try:
         with map_positions(statement.query):
-            query = to_spark(statement.query.alone(), literals, read_typed=_typed).text
+            query = to_spark(statement.query.as_text(), literals, read_typed=_typed).text
     except InvalidClientData:
         return None  # the text cannot be read before its parameters or the time zone are known
     read = choose_query(query, schemas, conf).read

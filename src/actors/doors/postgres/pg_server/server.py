@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from actors.control.access.open_sessions import OpenSession, OpenSessions
-from actors.control.controller.reads.rows_at_hand import RowsAtHand
+from actors.control.controller.reads.memory_reads import MemoryReads
 from actors.doors.client.client import Client
 from actors.doors.postgres.pg_server.connection import FindRole, PgConnection
 from actors.doors.postgres.pg_server.connection_catalog import SharedCatalog
@@ -27,8 +27,8 @@ from actors.runtime.errors import AddressInUse
 from actors.runtime.kernel import Actor
 from actors.runtime.settings import Settings
 from actors.runtime.transport import sockets
-from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.address import NetworkAddress
+from actors.runtime.transport.connection_gate import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.security import TransportSecurity, for_listener
 
 log = logging.getLogger("penstock.pg")
@@ -77,17 +77,18 @@ class PgServer(Actor[_ListenerEnded]):
         connect: Callable[[OpenSession], Awaitable[Client]],
         find_role: FindRole,
         sessions: OpenSessions,
-        at_hand: RowsAtHand | None = None,
+        memory_reads: MemoryReads | None = None,
     ) -> None:
         """Set up the server.
 
         `connect` creates the client of a session, `find_role` returns how a user must authenticate,
-        `sessions` are the sessions of all protocols, and `at_hand` reads rows by key from memory.
+        `sessions` are the sessions of all protocols, and `memory_reads` reads rows by key from
+        memory.
         """
         self._listener = listener
         self._settings = settings
         self._connect = connect
-        self._at_hand = at_hand or RowsAtHand()
+        self._memory_reads = memory_reads or MemoryReads()
         self._find_role = find_role
         self._security = listener_security(settings)
         self._tls = self._tls_context()
@@ -152,7 +153,7 @@ class PgServer(Actor[_ListenerEnded]):
             secret_key=key,
             cancel_other=self._cancel,
             shared=self._shared,
-            at_hand=self._at_hand,
+            memory_reads=self._memory_reads,
             admit=accepted.prove,
         )
         self._connections[number] = connection

@@ -142,7 +142,7 @@ def count_parameters(span: TextSpan) -> int:
     """Return the highest parameter number in a text. Raises `InvalidUsage` if it is too high.
 
     >>> from actors.engine.sql.tokens import SqlDialect
-    >>> count_parameters(sql.composed(SqlDialect.POSTGRES, "SELECT $2, '$9', $1"))
+    >>> count_parameters(sql.generated_span(SqlDialect.POSTGRES, "SELECT $2, '$9', $1"))
     2
     """
     numbers = [int(token.text[1:12]) for token in span.tokens if token.kind == "parameter"]
