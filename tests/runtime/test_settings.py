@@ -175,6 +175,6 @@ def test_variables_that_are_no_settings_are_told(caplog: pytest.LogCaptureFixtur
     assert caplog.messages == []
     warn_of_variables({"PENSTOCK_WORKRES": "2", "PENSTOCK_SPARK_CONF": "x"})
     (first, second) = caplog.messages
-    assert "PENSTOCK_WORKRES is no setting" in first
+    assert "ignoring environment variable PENSTOCK_WORKRES" in first
     assert "did you mean 'PENSTOCK_WORKERS'?" in first
     assert "PENSTOCK_SPARK_CONF" in second

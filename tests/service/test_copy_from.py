@@ -486,15 +486,15 @@ async def test_the_command_line_copies_tells_how_far_it_is_and_says_what_is_wron
         status, out, _ = await run_cli(*given, folder, *more)
         assert (status, out) == (
             0,
-            f"30 rows into t at {said['time']}, as before: nothing was done again\n",
+            f"30 rows into t at {said['time']} (already copied earlier: nothing was repeated)\n",
         )
         status, out, err = await run_cli(*given, "/etc", "--format", "csv", "--quiet")
         assert (status, out) == (2, "")
         assert err.startswith("penstock: InvalidUsage: /etc lies in none of the folders")
         status, _, err = await run_cli(*given, folder, "--format", "xml")
-        assert (status, "must be one of parquet, csv, json" in err) == (2, True)
+        assert (status, "expected one of parquet, csv, json" in err) == (2, True)
         status, _, err = await run_cli(*given, folder, "--format", "csv", "-o", "header")
-        assert (status, "must be KEY=VALUE" in err) == (2, True)
+        assert (status, "expected KEY=VALUE" in err) == (2, True)
         assert (await client.peek("t")).num_rows == 30
     assert "copy-from" in {command.name for command in cli.app.registered_commands}
 

@@ -324,7 +324,7 @@ async def test_a_copy_into_a_bucket_that_is_killed_has_no_manifest_and_the_next_
 
 def test_progress_reads_well() -> None:
     mib = 1 << 20
-    assert progress_text(CopyProgressed(1, "waiting")) == "waiting until its time is sealed"
+    assert progress_text(CopyProgressed(1, "waiting")) == "waiting until its timestamp is sealed"
     shown = progress_text(CopyProgressed(1, "copying", 1_000, 3, 8, mib, 5 * mib // 2))
     assert shown == "3 of 8 parts read, 1.0 of 2.5 MiB; 1000 rows written"
 
@@ -350,4 +350,4 @@ async def test_the_command_copies_and_says_where(tmp_path: Path) -> None:
         answer = await penstock("as-text", "--overwrite", "--as-of", str(done.as_of))
         assert answer.exit_code == 0
         answer = await penstock("x", "--format", "xml")
-        assert "must be one of" in str(answer.exception)
+        assert "expected one of" in str(answer.exception)

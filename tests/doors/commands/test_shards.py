@@ -96,7 +96,7 @@ async def test_beside_a_running_service(tmp_path: Path) -> None:
         assert "`id` bigint" in text
         assert "writers" in text
 
-        assert (await lines("verify", folder))[-1] == "all is as described"
+        assert (await lines("verify", folder))[-1] == "no faults"
         refused = await shard("gc", folder)
         assert isinstance(refused.exception, StateDirectoryError)
         assert "would be deleted" in (await lines("gc", folder, "--dry-run"))[-1]
@@ -110,7 +110,7 @@ async def test_beside_a_running_service(tmp_path: Path) -> None:
         rows = await client.peek("by_carrier", as_of=time)
         assert sorted((r["carrier"], r["n"]) for r in rows.to_pylist()) == [("AA", 25), ("UA", 26)]
         assert len((await client.peek("flights", as_of=time)).to_pylist()) == 51
-        assert (await lines("verify", folder))[-1] == "all is as described"
+        assert (await lines("verify", folder))[-1] == "no faults"
 
     async with service(folder) as client:
         assert len((await client.peek("flights")).to_pylist()) == 51
@@ -155,7 +155,7 @@ async def flights_of(folder: Path) -> ShardState:
 
 async def test_a_clean_state_directory(folder: Path) -> None:
     output = await lines("verify", folder)
-    assert output[-1] == "all is as described"
+    assert output[-1] == "no faults"
     rows = sum(row["rows"] for row in (await states(folder)).values())
     report = json.loads("\n".join(await lines("verify", folder, "--json")))
     assert sum(one["rows"] for one in report["shards"]) == rows > 50
@@ -297,7 +297,7 @@ async def test_compact_and_collect_where_no_service_runs(folder: Path) -> None:
     assert left.key.partition("/")[2] in names
     assert "1 blobs" in (await lines("gc", folder, "--grace-ms", "0"))[-1]
     assert "0 blobs" in (await lines("gc", folder, "--grace-ms", "0"))[-1]
-    assert (await lines("verify", folder))[-1] == "all is as described"
+    assert (await lines("verify", folder))[-1] == "no faults"
     assert (await states(folder))["table flights"]["rows"] == before["rows"]
 
 
@@ -311,8 +311,8 @@ async def test_a_guests_lease_keeps_what_was_replaced(folder: Path) -> None:
         assert parts
         await lines("compact", folder, "flights")
         dry = await lines("gc", folder, "--dry-run")
-        assert any("stays: lease guest/" in line for line in dry)
-        assert "stays: lease" in "\n".join(await lines("gc", folder))
+        assert any("kept: lease guest/" in line for line in dry)
+        assert "kept: lease" in "\n".join(await lines("gc", folder))
         for part in parts:
             await attached.client.fetch(part, state.schema)
         leases = "\n".join(await lines("inspect", folder, "flights"))

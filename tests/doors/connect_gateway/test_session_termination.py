@@ -146,7 +146,7 @@ async def test_a_session_ends_with_its_token_and_its_role(
         assert f"terminating session: {reason}" in told or reason in told
         await until(lambda: app.session_id in world.spark.released)
         assert await sessions(world) == []
-        with pytest.raises(PySparkException, match="wants a role's token"):
+        with pytest.raises(PySparkException, match="a role's token is required"):
             await world.run(lambda: app.range(1).toArrow())
 
 

@@ -327,8 +327,8 @@ async def test_what_is_no_default_is_refused_at_its_place(tmp_path: Path) -> Non
     async with opened(tmp_path) as (client, spark, postgres):
         for text, problem in [
             ("CREATE TABLE t (v VARCHAR(3) DEFAULT ¦'abcd')", "longer than varchar"),
-            ("CREATE TABLE t (u STRING DEFAULT ¦current_user)", "current_user is not known"),
-            ("CREATE TABLE t (u STRING DEFAULT ¦concat(user(), 'x'))", "user is not known"),
+            ("CREATE TABLE t (u STRING DEFAULT ¦current_user)", "current_user is not supported"),
+            ("CREATE TABLE t (u STRING DEFAULT ¦concat(user(), 'x'))", "user is not supported"),
         ]:
             with pytest.raises(QueryRejected, match=problem) as caught:
                 await run(spark, text.replace("¦", ""))
