@@ -55,7 +55,7 @@ class Run:
         self.failed: set[str] = set()
 
     def rows(self, name: str, count: int) -> None:
-        while not self.staging.hungry:
+        while not self.staging.has_room:
             self.make_room()
         made: list[tuple[Row, int]] = []
         for _ in range(count):
