@@ -204,7 +204,7 @@ class IngestTask(Actor[_Message]):
         self._counts = IngestCounts()
         """Counters for the owner."""
         self._doing = "opening"
-        """What the task is doing, for `describe`."""
+        """Current activity, for `describe`."""
 
     async def on_start(self) -> None:
         """Open the shards, then the source."""

@@ -117,7 +117,7 @@ class SinkTask(Actor[_Message]):
         self._stopping = False
         """True once the owner asked to stop."""
         self._driver: _Driver | None = None
-        """What the effect runs; made with it."""
+        """The driver that the effect runs; made with it."""
 
     async def on_start(self) -> None:
         """Start if writes are already allowed."""
@@ -259,7 +259,7 @@ class _Driver:
         self._stalled: str | None = None
         """Error of the object for which the sink is stalled; None if it is not."""
         self.doing = "opens its sink"
-        """What the driver is doing, for `SinkTask.describe`."""
+        """Current activity, for `SinkTask.describe`."""
 
     async def run(self) -> None:
         """Run until the shard ends. Raises every error that ends the task."""

@@ -69,7 +69,7 @@ Work: TypeAlias = ResolveUpserts | FeedContents | RetractExport | DiscardStaged
 
 
 class _Turn(enum.Enum):
-    """What to do after the first item of the queue if it needs no effect."""
+    """Next action after the first item of the queue, if that needs no effect."""
 
     GO_ON = "go on"
     WAIT = "wait"

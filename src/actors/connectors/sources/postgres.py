@@ -92,6 +92,7 @@ _ANSWER_S: Final = 20
 """Time within which the server must answer a query about its catalog, log or slot."""
 _LOOK_MS: Final = 1_000
 """Time that the checks made every `poll_ms` may take before the server counts as silent."""
+_CANNOT_SELECT: Final = "check that the user has the SELECT privilege on all columns of the table"
 
 AnswerT = TypeVar("AnswerT")
 
@@ -128,7 +129,7 @@ class PostgresSource:
         self._due: dict[str, SnapshotTable] = {}
         """Tables whose added columns are copied then, by export."""
         self._behind: list[Decoded] | None = None
-        """What the stream returned after `ColumnsDue`, held back while those columns are copied."""
+        """Output of the stream after `ColumnsDue`, held back while those columns are copied."""
         # Output of `next`, in order; may be released.
         self._ready: deque[Given] = deque()
         self._unsure: list[Given] = []
@@ -297,14 +298,10 @@ class PostgresSource:
             if name not in filled:
                 self._ready += changes.fail(name, "the table no longer exists", RECREATE_HINT)
             elif name in refused:
-                hint = "check that the user has the SELECT privilege on all columns of the table"
                 error = f"cannot read the table: {refused[name]}"
-                self._ready += changes.fail(name, error, hint)
+                self._ready += changes.fail(name, error, _CANNOT_SELECT)
         if len(self._position_text(lsn)) > POSITION_BYTES_MAX:
-            raise InvalidUsage(
-                f"too many tables in one source ({len(self._exports)}): split them over several "
-                "sources"
-            )
+            raise InvalidUsage(f"too many tables ({len(self._exports)}): use several sources")
         if copied:
             self._ready += [ExportTruncated(name) for name in sorted(anew) if name not in refused]
             live = [table for table in copied if not changes.is_failed(table.name)]

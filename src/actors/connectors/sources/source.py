@@ -68,7 +68,7 @@ async def no_engine(job: Job) -> Answer:
 
 
 class ConnectorContext(NamedTuple):
-    """What a source needs besides its configuration."""
+    """Everything that a source needs besides its configuration."""
 
     clock: ActorClock
     settings: Settings
@@ -199,7 +199,7 @@ class SourceUpserts(msgspec.Struct, frozen=True):
 
 
 class UpsertOp(enum.IntEnum):
-    """What a row of `SourceUpserts` does to its key."""
+    """Operation of a row of `SourceUpserts` on its key."""
 
     DELETED = 0
     """The key's row is deleted. All columns except the key are NULL."""

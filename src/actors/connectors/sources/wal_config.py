@@ -36,7 +36,7 @@ class WalConfig(SourceConfig, frozen=True, kw_only=True, tag="wal"):
     tables: dict[str, tuple[TableColumn, ...]]
     """Tables that records may name, with their columns."""
     undeclared: Literal["refuse", "skip"] = "refuse"
-    """What to do with a record's tables and columns that are not in `tables`."""
+    """Treatment of a record's tables and columns that are not in `tables`."""
     start_lsn: str = ""
     """Position where reading starts, which must be the end of a record (``0/1A2B3C8``). Empty: the
     start of the log."""
