@@ -314,7 +314,7 @@ async def test_a_begin_that_was_removed(tmp_path: Path) -> None:
 async def test_what_is_said_when_it_is_made(tmp_path: Path) -> None:
     async with nodes(tmp_path, 2) as those:
         lab = Lab(those)
-        with pytest.raises(InvalidUsage, match="push something first: who writes first makes it"):
+        with pytest.raises(InvalidUsage, match="push something first, which creates the timeline"):
             await lab.source().describe(None)
         await append(those, [order(1)])
         assert [each.name for each in await lab.source().describe(None)] == ["orders", "notes"]
@@ -365,7 +365,7 @@ async def test_acceptors_that_wait_for_a_writer_are_noted(tmp_path: Path) -> Non
             await lab.step(source)
             assert lab.idle == 1
             [told] = source.lag().notes
-            assert f"everything before {lsn_text(end)} is here: they were restarted" in told
+            assert f"everything before {lsn_text(end)} was read: they were restarted" in told
             assert source.lag().bytes_behind == 0
             end = await append(those, [order(2)])
             await lab.until(source, end)

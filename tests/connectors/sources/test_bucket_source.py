@@ -99,7 +99,7 @@ async def test_an_object_that_changes_while_it_is_read_is_not_taken(
         lab.put("b.parquet", 9)
 
     lab.store.during = change
-    with pytest.raises(SourceUnreachable, match=r"in/[ab]\.parquet was changed while it was read"):
+    with pytest.raises(SourceUnreachable, match=r"in/[ab]\.parquet changed while it was read"):
         await lab.drive()
     assert lab.keys == []
     assert lab.spooled() == []
@@ -125,7 +125,7 @@ async def test_what_was_changed_after_it_was_taken_is_told(lab: BucketLab) -> No
     lab.put("a.parquet", 2, 3)
     source = await lab.drive()
     assert lab.keys == [1]
-    assert source.lag().notes == ("was changed after it was taken: a.parquet",)
+    assert source.lag().notes == ("changed after it was ingested: a.parquet",)
 
 
 async def test_a_late_object_is_counted(lab: BucketLab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,7 +239,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(lab: Lab) -> None:
     async def main() -> None:
         path = lab.put("a.csv", "1,x\n")
         lab.spark.during = lambda: path.write_text("1,x\n2,y\n")
-        with pytest.raises(SourceUnreachable, match=r"a\.csv was changed while it was read"):
+        with pytest.raises(SourceUnreachable, match=r"a\.csv changed while it was read"):
             await lab.drive()
         assert lab.keys == []
         lab.spark.during = None
@@ -265,7 +265,7 @@ def test_what_is_not_taken_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) ->
         warning = "; ".join(source.lag().notes)
         assert "came too late" in warning
         assert "late.csv" in warning
-        assert "was changed after it was taken: b.csv" in warning
+        assert "changed after it was ingested: b.csv" in warning
         assert "source_dirs: out.csv" in warning
         for _ in range(2):
             source = await lab.drive()
@@ -370,7 +370,7 @@ def test_columns_are_inferred_or_declared(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"options": {"path": "/etc"}}, "'path' is not one for csv"),
+        ({"options": {"path": "/etc"}}, "unknown option 'path' for csv"),
         ({"options": {"recursiveFileLookup": "true"}}, "recursiveFileLookup"),
         ({"format": "parquet", "options": {"header": "true"}}, "'header'"),
         ({"columns": (TableColumn("a", "bigint"), TableColumn("A", "int"))}, "named twice: A, a"),
@@ -607,7 +607,7 @@ def test_a_copy_fills_what_its_files_lack(lab: Lab) -> None:
             {"k": 1, "v": "x", "note": "new", "due": None, DIFF: 1}
         ]
         changes: list[tuple[dict[str, Any], str]] = [
-            ({"computed": ("due",)}, "must have due, whose defaults SQL alone computes"),
+            ({"computed": ("due",)}, "must have due, whose defaults are computed only by SQL"),
             ({"defaults": b""}, "must have note, which may not be NULL"),
         ]
         for changed, problem in changes:

@@ -216,8 +216,8 @@ def test_a_row_that_does_not_fit_ends_its_table_alone(row: Any, said: str) -> No
 @pytest.mark.parametrize(
     ("payload", "said", "hint"),
     [
-        (b'{"table": "gone", "row": {}}', "is of table 'gone', which is not declared: notes, "
-         "orders are", "undeclared=skip"),
+        (b'{"table": "gone", "row": {}}',
+         "belongs to table 'gone', which is not declared (declared: notes, orders)", "undeclared=skip"),
         (b"{", "is no change", "start_lsn="),
         (b'{"table": "orders"}', "is no change: Object missing required field `row`", "start_lsn="),
         (b'{"table": "orders", "row": {"id": 1}, "diff": 0}', "its diff is 0", "push"),
@@ -385,7 +385,7 @@ def test_a_token_is_one_of_those_for_sources(tmp_path: Any) -> None:
     settings = Settings(secret_dir=str(tmp_path))
     check_secrets(config(token_env="PENSTOCK_SECRET_WAL"), settings)
     check_secrets(config(token_file=str(tmp_path / "token")), settings)
-    with pytest.raises(InvalidUsage, match="token_env 'HOME': the name must begin with"):
+    with pytest.raises(InvalidUsage, match="token_env 'HOME': the name must start with"):
         check_secrets(config(token_env="HOME"), settings)
     with pytest.raises(InvalidUsage, match="token_file '/etc/passwd': must lie below"):
         check_secrets(config(token_file="/etc/passwd"), settings)
@@ -438,8 +438,12 @@ async def test_which_columns_a_table_can_be_given() -> None:
     (orders,) = exports("orders")
     source = WalSource(config(), around())
     assert await source.describe_added(orders, [NOTE]) == (NOTE,)
-    with pytest.raises(InvalidUsage, match="total: declared by the source, and left out"):
+    with pytest.raises(
+        InvalidUsage, match="the source declares total, but this table leaves them out"
+    ):
         await source.describe_added(orders, [TableColumn("total", "int")])
     skips = WalSource(config(undeclared="skip"), around())
-    with pytest.raises(InvalidUsage, match="those taken may have had note: create another source"):
+    with pytest.raises(
+        InvalidUsage, match="records may have had values in note: create another source"
+    ):
         await skips.describe_added(orders, [NOTE])

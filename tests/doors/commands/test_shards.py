@@ -245,7 +245,7 @@ async def test_a_wrong_description_is_found(folder: Path) -> None:
     await rewritten(folder, lambda state: with_part(state, rows=state.batches[0].parts[0].rows + 1))
     answer = await shard("verify", folder, "flights")
     assert answer.exit_code == 1
-    assert "rows, described were" in answer.output
+    assert "rows, expected" in answer.output
 
 
 async def test_wrong_statistics_are_found(folder: Path) -> None:
@@ -257,7 +257,7 @@ async def test_wrong_statistics_are_found(folder: Path) -> None:
     await rewritten(folder, lambda state: with_part(state, statistics=wrong))
     answer = await shard("verify", folder, "flights")
     assert answer.exit_code == 1
-    for text in ("0 NULLs, described 1", "lies below the bound 7", "b'UA' lies above"):
+    for text in ("0 NULLs, described 1", "is below the bound 7", "b'UA' is above"):
         assert text in answer.output
 
 
@@ -340,13 +340,13 @@ async def test_a_state_directory_is_not_named_by_urls_to_collect(folder: Path) -
     assert (await penstock("shard", "list", *urls)).exit_code == 0
     refused = await penstock("shard", "gc", *urls)
     assert isinstance(refused.exception, InvalidUsage)
-    assert "lies in the state directory" in str(refused.exception)
+    assert "is in the state directory" in str(refused.exception)
 
 
 async def test_no_state_directory(tmp_path: Path) -> None:
     refused = await shard("list", tmp_path / "nowhere")
     assert isinstance(refused.exception, StateDirectoryError)
-    assert "is no state directory" in str(refused.exception)
+    assert "is not a state directory" in str(refused.exception)
     assert not await anyio.to_thread.run_sync(lambda: list(tmp_path.iterdir()))
 
 

@@ -77,7 +77,9 @@ def test_what_breaks_a_rule_is_refused_with_its_operands(tmp_path: Path) -> None
         Arrangement(tmp_path, SCHEMA, ("z",))
     arrangement = Arrangement(tmp_path, SCHEMA, ("k",))
     arrangement.insert(updates((1, "a", 3, 1)), 6)
-    with pytest.raises(InvalidUsage, match=r"upper \[5\] is before the arrangement's own, \[6\]"):
+    with pytest.raises(
+        InvalidUsage, match=r"cannot insert up to \[5\]: the arrangement's upper is already \[6\]"
+    ):
         arrangement.insert(updates(), 5)
     for time in (5, 9):
         with pytest.raises(InvalidUsage, match=r"do not lie in \[6, 9\)"):
@@ -289,7 +291,7 @@ def test_a_full_disk_leaves_the_arrangement_as_it_was(
 
     with monkeypatch.context() as patch:
         patch.setattr(pa.ipc, "new_file", full(errno.ENOSPC))
-        with pytest.raises(StoreFull, match="no space to write the arrangement run"):
+        with pytest.raises(StoreFull, match="no space left to write the arrangement run"):
             arrangement.insert(many(500, 2), 3)
         with pytest.raises(StoreFull):
             arrangement.maintain()

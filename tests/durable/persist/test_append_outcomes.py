@@ -58,7 +58,7 @@ OUTCOMES: dict[str, tuple[Make, Any]] = {
     "below all times": (lambda p, _, __: parts(p, lower=-1), r"-1, 9\) is not an interval"),
     "beyond all times": (lambda p, _, __: parts(p, upper=EMPTY + 1), "is not an interval"),
     "from the empty frontier": (lambda *_: parts(lower=EMPTY, upper=EMPTY), "holds no time"),
-    "updates in no time": (lambda p, _, __: parts(p, upper=5), "updates lie in .5, 5., which"),
+    "updates in no time": (lambda p, _, __: parts(p, upper=5), "updates in .5, 5., which"),
     "nothing in no time": (lambda *_: parts(upper=5), "nothing moves by .5, 5., which"),
     "a time below": (
         lambda p, _, __: parts(replace(p, time_min=4)),
@@ -72,9 +72,9 @@ OUTCOMES: dict[str, tuple[Make, Any]] = {
     "another shard's part": (lambda _, __, other: parts(other), "was written for another shard"),
     "a part again": (
         lambda _, old, __: parts(replace(old, time_min=6, time_max=6)),
-        "was appended before, or stands here twice",
+        "was already appended, or is listed twice",
     ),
-    "a part twice": (lambda p, _, __: parts(p, p), "was appended before, or stands here twice"),
+    "a part twice": (lambda p, _, __: parts(p, p), "was already appended, or is listed twice"),
     "an unknown schema": (
         lambda p, _, __: parts(replace(p, schema_id=1)),
         "has schema 1, the shard's newest is 0",

@@ -113,7 +113,7 @@ async def test_of_two_that_saw_an_owner_die_the_second_waits_again(
 
     monkeypatch.setattr("actors.durable.persist.store_urls.read_epoch", read_late)
     newer = await take_stores(documents, settings, Clock(), "c")
-    assert "not taken over: another service has done so: epoch 2" in caplog.text
+    assert "not taken over: another service has taken over the stores: epoch 2" in caplog.text
     # Its rival never tells that it lives.
     assert isinstance(newer, FencedConsensus)
     assert (newer.own.epoch, newer.former) == (3, "b")

@@ -138,7 +138,7 @@ def test_bytes_that_were_never_a_part() -> None:
     other = TableSchema((TableColumn("z", "bigint"),))
     with pytest.raises(CorruptData, match="does not hold the columns"):
         decode(piece.part, data_of(piece), other)
-    with pytest.raises(CorruptData, match="holds 1 rows, described were 2"):
+    with pytest.raises(CorruptData, match="contains 1 rows, expected 2"):
         decode(replace(piece.part, rows=2), data_of(piece), NARROW)
 
 

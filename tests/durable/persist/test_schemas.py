@@ -157,10 +157,10 @@ async def test_old_parts_are_read_as_the_newest_and_new_ones_as_older(settings: 
     assert await client.schemas.schemas("s") == (OLD, NEW)
     # What an older schema has no room for is refused, not cut.
     (large,) = await put(client, rows(NEW, (1 << 40, 0.5, None, None, None), time=2))
-    with pytest.raises(TypeMismatch, match="id is int64 there, and a value does not fit int32"):
+    with pytest.raises(TypeMismatch, match="where id is int64, and a value does not fit int32"):
         await client.fetch(large, OLD)
     (fine,) = await put(client, rows(NEW, (5, 0.1, None, None, None), time=3))
-    with pytest.raises(TypeMismatch, match="f is double there, and a value does not fit float"):
+    with pytest.raises(TypeMismatch, match="where f is double, and a value does not fit float"):
         await client.fetch(fine, OLD)
 
 

@@ -299,7 +299,7 @@ def test_statistics_survive_the_state_document() -> None:
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        (condition("b", "=", 1), "no such column; there are a, f, s"),
+        (condition("b", "=", 1), "column does not exist .available: a, f, s"),
         (condition("a", "=", 1, 2), "takes one value, 2 were given"),
         (condition("a", "is null", 2), "takes no value, 1 were given"),
         (condition("a", "=", 1.0, kind="double"), "is no int64"),

@@ -77,7 +77,7 @@ class ArrangementStatistics(msgspec.Struct, frozen=True):
 
 
 class _State(msgspec.Struct, frozen=True):
-    """What readers see: the runs, oldest first, and the readable range of times."""
+    """Runs, oldest first, and the range of times that readers can ask for."""
 
     runs: tuple[SortedRun, ...] = ()
     upper: Frontier = 0

@@ -103,9 +103,7 @@ class PersistClient:
         self._directory, self.trail = directory, AppendTraceIndex()
         """Maps appends to their traces."""
         self._waiters = DocumentWaiters()
-        self._closed = False
-        self._calls = count(1)
-        """Numbers of this process's calls, for idempotency tokens."""
+        self._closed, self._calls = False, count(1)
         random = random or Random()
         self.process = process = process or process_name(random)
         """Unique name of this process in documents."""
@@ -143,9 +141,9 @@ class PersistClient:
         """Accounts for the memory used through this client."""
         self.stashed = StashedBlobs(blob, self._parts.writer)
         """Results on their way to a reader."""
-        scratch = scratch if directory is None else directory.scratch
+        spill = scratch if directory is None else directory.scratch
         self.upkeep = ShardUpkeep(
-            self._machine, self._parts, self._book, settings, clock, scratch=scratch, guest=guest
+            self._machine, self._parts, self._book, settings, clock, scratch=spill, guest=guest
         )
         """Compaction and collection, for callers that maintain individual shards."""
         self._appender = ShardAppender(
