@@ -33,7 +33,7 @@ from actors.model.protocol.compute import (
 )
 from actors.model.protocol.internal import DataflowProgress
 from actors.replica.cluster import ClusterClient, WorkerCluster, connect
-from actors.replica.compute.live import ActorFactory
+from actors.replica.compute.rendering import ActorFactory
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.kernel import Actor, ActorAddress, ActorSystem
 from actors.runtime.settings import Settings
@@ -110,7 +110,7 @@ async def house(*, storage: bool = False, window: int | None = None) -> AsyncIte
     settings = Settings(workers=WORKERS)
     if window is not None:
         settings = msgspec.structs.replace(settings, commands_in_flight_max=window)
-    cast = ActorFactory(
+    factory = ActorFactory(
         dataflow=lambda description, workers, scratch: Steady(description, workers),
         listen=lambda *args: Executor(),
         fetch=lambda *args: Executor(),
@@ -121,7 +121,13 @@ async def house(*, storage: bool = False, window: int | None = None) -> AsyncIte
             executor = system.spawn(Executor, "executor")
             connectors = StorageConnectors(_nowhere, _nowhere, Path(folder)) if storage else None
             cluster = await WorkerCluster.start(
-                system, settings, persist, executor, Path(folder), cast=cast, connectors=connectors
+                system,
+                settings,
+                persist,
+                executor,
+                Path(folder),
+                factory=factory,
+                connectors=connectors,
             )
             listener = await cluster.listen("127.0.0.1:0")
             yield House(cluster, listener.address.port, settings)

@@ -21,7 +21,7 @@ from actors.model.protocol.compute import (
     ShardImport,
     SubscribeExport,
 )
-from actors.replica.compute.live import ActorFactory
+from actors.replica.compute.rendering import ActorFactory
 from actors.runtime.kernel import Actor, ActorAddress, SystemClock
 
 T = TypeVar("T")

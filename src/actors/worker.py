@@ -59,17 +59,21 @@ from actors.replica.compute.dataflow_children import DataflowChildren
 from actors.replica.compute.index import ClusterPartitions, IndexPartition, IndexStatistics
 from actors.replica.compute.index_installer import IndexInstaller
 from actors.replica.compute.input_tasks import InputTasks
-from actors.replica.compute.live import (
+from actors.replica.compute.logs import WorkerLogs
+from actors.replica.compute.outbox import ResponseOutbox
+from actors.replica.compute.peek_runner import PeekRunner
+from actors.replica.compute.reconciliation import ReconcileObstacle
+from actors.replica.compute.rendering import (
     ActorFactory,
     ChildrenTurn,
     DataflowEnded,
     DataflowRemoved,
+    DataflowRendering,
     DataflowStopped,
     FromDataflow,
     IndexTurn,
     InsertAgain,
     InstallFinished,
-    LiveRendering,
     MaintenanceDue,
     MaintenanceFinished,
     PeekFinished,
@@ -77,12 +81,8 @@ from actors.replica.compute.live import (
     TaskEnded,
     TasksStopped,
     TasksTurn,
-    WorkerSite,
+    WorkerContext,
 )
-from actors.replica.compute.logs import WorkerLogs
-from actors.replica.compute.outbox import ResponseOutbox
-from actors.replica.compute.peeking import PeekRunner
-from actors.replica.compute.reconciliation import ReconcileObstacle
 from actors.replica.compute.state import ComputeState
 from actors.replica.storage.half import StorageHalf, StorageMessage
 from actors.runtime.errors import ERROR_TEXT_BYTES_MAX
@@ -145,10 +145,10 @@ WorkerMessage: TypeAlias = (
 class Worker(Actor[WorkerMessage]):
     """Worker `index` of `count`.
 
-    `workers`, and for each half `adapters` and `lanes` (of commands), hold those of all workers by
-    index; they may be filled after construction, before the first message. `propose` puts a command
-    into the one order (`Sequencer`); only worker 0 calls it. `replica` names the worker's cluster
-    for people, `life` its incarnation in this process.
+    `workers`, and for each half `adapters` and `windows` (of commands), hold those of all workers
+    by index; they may be filled after construction, before the first message. `propose` puts a
+    command into the one order (`Sequencer`); only worker 0 calls it. `replica` names the worker's
+    cluster for people, `life` its incarnation in this process.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Worker(Actor[WorkerMessage]):
         propose: Callable[[ProposeCommand], Awaitable[None]],
         workers: Sequence[ActorAddress[Any]],
         adapters: Mapping[Half, Sequence[ActorAddress[Any]]],
-        cast: ActorFactory,
+        factory: ActorFactory,
         persist: PersistClient,
         settings: Settings,
         state_dir: Path,
@@ -166,7 +166,7 @@ class Worker(Actor[WorkerMessage]):
         replica: str = "r1",
         life: int = 0,
         connectors: StorageConnectors | None = None,
-        lanes: Mapping[Half, Sequence[FlowWindow[Any]]] | None = None,
+        windows: Mapping[Half, Sequence[FlowWindow[Any]]] | None = None,
     ) -> None:
         self._index = index
         self._replica = replica
@@ -175,7 +175,7 @@ class Worker(Actor[WorkerMessage]):
         self._propose = propose
         self._workers = workers
         self._adapters = adapters
-        self._cast = cast
+        self._factory = factory
         self._persist = persist
         self._settings = settings
         self._scratch = state_dir / "scratch"
@@ -190,39 +190,39 @@ class Worker(Actor[WorkerMessage]):
         self._outbox: ResponseOutbox[tuple[int, BatchEmitted]] = ResponseOutbox(
             settings.responses_in_flight_max, settings.subscribe_inflight_bytes_max
         )
-        self._live: dict[int, LiveRendering] = {}
+        self._renderings: dict[int, DataflowRendering] = {}
         self._parked: dict[int, dict[str, FromDataflow]] = {}
         """Latest message of each kind from dataflows that this worker has not rendered yet."""
         self._logs = WorkerLogs(
-            self._state, self._live, settings.log_rows_max, cast.shared, replica
+            self._state, self._renderings, settings.log_rows_max, factory.shared, replica
         )
         persist.ledger.add(self._logs.memory)
         self._connectors = connectors
-        self._lanes = lanes
+        self._windows = windows
         self._storage: StorageHalf | None = None
 
     async def on_start(self) -> None:
         """Create the parts that need the context, and start the maintenance timer."""
-        site = WorkerSite(
+        context = WorkerContext(
             self.ctx,
             self._index,
             self._count,
             self._workers,
-            self._cast,
+            self._factory,
             self._settings,
             self._scratch,
-            self._live,
+            self._renderings,
             self._feed,
             self._life,
         )
-        self._tasks = InputTasks(site)
-        self._installs = IndexInstaller(site)
-        self._peeking = PeekRunner(site, self._persist, self._logs)
+        self._tasks = InputTasks(context)
+        self._installs = IndexInstaller(context)
+        self._peeking = PeekRunner(context, self._persist, self._logs)
         # One worker does it for all. Other processes' results are on their way where there are
         # other replicas.
         if self._index == 0 and self._persist.commanded is None:
             self._peeking.clear_stash()
-        self._children = DataflowChildren(site, self._tasks, self._state.commands_for)
+        self._children = DataflowChildren(context, self._tasks, self._state.commands_for)
         self._tick_ms = self._settings.maintenance_ms
         self._tick = self.ctx.after(self._tick_ms, MaintenanceDue())
         if self._connectors is not None:
@@ -235,7 +235,7 @@ class Worker(Actor[WorkerMessage]):
                 self._persist,
                 self._settings,
                 self._connectors,
-                self._lanes["storage"][self._index] if self._lanes else None,
+                self._windows["storage"][self._index] if self._windows else None,
             )
             self._storage.begin()
             self._logs.beside = self._storage.rows
@@ -249,7 +249,7 @@ class Worker(Actor[WorkerMessage]):
                     await self._perform(effect)
                 # Without a proposal the command needs no place in the order.
                 if not effects:
-                    self._done_with_one()
+                    self._release_window()
             case SequencedCommand(command=command):
                 # A traced peek travels alone.
                 if isinstance(command, Peek):
@@ -261,11 +261,11 @@ class Worker(Actor[WorkerMessage]):
                 if self._storage is not None:
                     await self._storage.receive(message)
                 if self._index == 0 and not isinstance(message.command, ForStorage):
-                    self._done_with_one()
+                    self._release_window()
             case FromDataflow():
                 await self._from_dataflow(message)
             case ResponsesForwarded(half="compute"):
-                self._deliver(self._outbox.taken(message.nonce, message.serials))
+                self._deliver(self._outbox.acknowledge(message.nonce, message.serials))
             case PeekFinished():
                 self._peeking.ended(message.done.ticket)
                 await self._feed(message.done)
@@ -278,9 +278,9 @@ class Worker(Actor[WorkerMessage]):
             case DataflowEnded() | SpawnAgain() | DataflowStopped():
                 await self._children.turn(message)
             case DataflowRemoved():
-                live = self._live.pop(message.number, None)
-                if live is not None:
-                    self._children.gone(live)
+                rendering = self._renderings.pop(message.number, None)
+                if rendering is not None:
+                    self._children.gone(rendering)
                 await self._feed(e.DropCompleted(message.number))
             case MaintenanceDue():
                 self._installs.maintain()
@@ -304,10 +304,10 @@ class Worker(Actor[WorkerMessage]):
             self._tick_ms = wanted_ms
             self._tick = self.ctx.after(wanted_ms, MaintenanceDue())
 
-    def _done_with_one(self) -> None:
+    def _release_window(self) -> None:
         """Release the lane: a compute command was sequenced, or needs no place in the order."""
-        if self._lanes:
-            self._lanes["compute"][self._index].done()
+        if self._windows:
+            self._windows["compute"][self._index].done()
 
     async def _feed(self, event: e.Event) -> None:
         for effect in self._state.handle(event):
@@ -325,7 +325,7 @@ class Worker(Actor[WorkerMessage]):
                 self._outbox.push(response, None if receipt is None else (number, receipt))
             case e.StartPeek():
                 nonce = self._state.nonce or ""
-                self._peeking.start(effect, self._live.get(effect.number), nonce)
+                self._peeking.start(effect, self._renderings.get(effect.number), nonce)
             case e.SwitchComputeClient():
                 self._peeking.forget_context(None)
                 self._deliver(self._outbox.switch(effect.nonce))
@@ -334,43 +334,45 @@ class Worker(Actor[WorkerMessage]):
             case e.RenderDataflow():
                 await self._render(effect)
             case e.RespawnDataflow():
-                self._children.respawn(self._live[effect.number])
-            case e.TellDataflow():
-                await self._children.tell(self._live[effect.number], effect.message)
+                self._children.respawn(self._renderings[effect.number])
+            case e.SendToDataflow():
+                await self._children.tell(self._renderings[effect.number], effect.message)
             case e.CompactIndex():
-                index = self._live[effect.number].index
+                index = self._renderings[effect.number].index
                 if index is not None:
                     index.compact(effect.since)
             case e.StopDataflow():
-                self._drop(self._live[effect.number])
+                self._drop(self._renderings[effect.number])
             case e.LogReconciliation():
-                self._reconciled(effect)
+                self._note_reconciliation(effect)
             case e.StopPeek():
                 self._peeking.stop(effect.ticket)
 
     def _deliver(self, receipts: list[tuple[int, BatchEmitted]]) -> None:
         for number, emitted in receipts:
-            live = self._live.get(number)
-            if live is not None and live.dataflow is not None:
-                live.dataflow.reply(emitted)
+            rendering = self._renderings.get(number)
+            if rendering is not None and rendering.dataflow is not None:
+                rendering.dataflow.reply(emitted)
 
     async def _render(self, effect: e.RenderDataflow) -> None:
-        live = self._live[effect.number] = LiveRendering(effect.number, effect.description)
+        rendering = self._renderings[effect.number] = DataflowRendering(
+            effect.number, effect.description
+        )
         export = effect.description.export
         if isinstance(export, IndexExport):
-            live.index = IndexPartition(self._arrangements / f"d{live.number}", export)
-            self._partitions.put(live.id, self._index, live.index)
-        self._children.render(live)
+            rendering.index = IndexPartition(self._arrangements / f"d{rendering.number}", export)
+            self._partitions.put(rendering.id, self._index, rendering.index)
+        self._children.render(rendering)
         for parked in self._parked.pop(effect.number, {}).values():
             await self._from_dataflow(parked)
 
-    def _drop(self, live: LiveRendering) -> None:
+    def _drop(self, rendering: DataflowRendering) -> None:
         # First: no read may find a partition that is being removed.
-        if live.index is not None:
-            self._partitions.take(live.id, self._index, live.index)
-        self._children.drop(live)
+        if rendering.index is not None:
+            self._partitions.take(rendering.id, self._index, rendering.index)
+        self._children.drop(rendering)
 
-    def _reconciled(self, done: e.LogReconciliation) -> None:
+    def _note_reconciliation(self, done: e.LogReconciliation) -> None:
         """Count a reconciliation, and log it on worker 0."""
         self._logs.reconciliation.note(done)
         # All workers decide alike, so one logs for all.
@@ -398,7 +400,7 @@ class Worker(Actor[WorkerMessage]):
                 each.text(ERROR_TEXT_BYTES_MAX),
             )
 
-    def _signed(self, emit: EmitBatch) -> EmitBatch:
+    def _with_span_context(self, emit: EmitBatch) -> EmitBatch:
         """Return the batch with the context of this worker's span."""
         batch = emit.batch
         with span_below(batch.traceparent, WORKER_EMIT) as opened:
@@ -413,20 +415,20 @@ class Worker(Actor[WorkerMessage]):
 
     async def _from_dataflow(self, signed: FromDataflow) -> None:
         number, message = signed.number, signed.message
-        live = self._live.get(number)
-        if live is None:
+        rendering = self._renderings.get(number)
+        if rendering is None:
             # Worker 0 rendered it first: this worker's command is still to come.
             if number > self._state.last_number:
                 self._parked.setdefault(number, {})[type(message).__name__] = signed
             return
         # Only the end of a dropped dataflow is reported, once it has stopped.
-        if live.dropping:
+        if rendering.dropping:
             return
         if self._index != 0:
             # Only worker 0 spawns the actor: the others learn its address from its messages.
-            live.dataflow = signed.dataflow
+            rendering.dataflow = signed.dataflow
         # A message of an actor that has crashed since.
-        elif live.dataflow is not signed.dataflow:
+        elif rendering.dataflow is not signed.dataflow:
             return
         match message:
             case DataflowProgress():
@@ -435,15 +437,15 @@ class Worker(Actor[WorkerMessage]):
                 self._note_step(number, message)
                 await self._feed(e.StatusSeen(number, message))
             case EmitBatch() if self._index == 0:
-                await self._feed(e.SubscribeBatchReady(number, self._signed(message)))
+                await self._feed(e.SubscribeBatchReady(number, self._with_span_context(message)))
             case CopyFinished() if self._index == 0:
                 await self._feed(e.CopyEnded(number, message.result))
             case StartInputs():
-                self._tasks.start(live, message, signed.dataflow)
+                self._tasks.start(rendering, message, signed.dataflow)
             case StopInputs():
-                self._tasks.finish(live)
-            case InstallUpdates() if live.index is not None:
-                await self._installs.queue(live, message, signed.dataflow)
+                self._tasks.finish(rendering)
+            case InstallUpdates() if rendering.index is not None:
+                await self._installs.queue(rendering, message, signed.dataflow)
 
     def _note_step(self, number: int, status: StatusResponse) -> None:
         rendered = self._state.by_number(number)
@@ -465,8 +467,9 @@ class Worker(Actor[WorkerMessage]):
             dataflows_replaced=self._logs.reconciliation.flags(),
             indexes=tuple(
                 held
-                for live in self._live.values()
-                if live.index is not None and (held := live.index.statistics(live.id)) is not None
+                for rendering in self._renderings.values()
+                if rendering.index is not None
+                and (held := rendering.index.statistics(rendering.id)) is not None
             ),
             stashed=len(self._peeking.stash),
             replica=self._replica,

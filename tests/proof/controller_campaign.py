@@ -56,7 +56,7 @@ from actors.model.plan.jobs import Answer, ComputeDifference, Job, PreparePlan, 
 from actors.model.plan.updates import concat, with_time
 from actors.model.protocol.compute import DataflowDescription, ViewExport
 from actors.replica.cluster import WorkerCluster
-from actors.replica.cluster.cluster import cast_of
+from actors.replica.cluster.cluster import actor_factory
 from actors.replica.cluster.connection import ClusterConnection
 from actors.runtime.kernel import ActorSystem, SystemClock
 from actors.runtime.settings import Settings
@@ -233,7 +233,7 @@ async def house(folder: Path, catalog: Path, views_max: int) -> AsyncIterator[Ho
         persist = await PersistClient.in_memory(settings, SystemClock())
         await persist.create_shards(_shards(plan, views_max))
         executor = system.spawn(lambda: CountingExecutor(seen), "engine")
-        below = cast_of(persist, executor, settings, folder)
+        below = actor_factory(persist, executor, settings, folder)
 
         def rendered(description: DataflowDescription, *rest: Any) -> Any:
             seen.rendered[description.id] += 1
@@ -244,8 +244,10 @@ async def house(folder: Path, catalog: Path, views_max: int) -> AsyncIterator[Ho
                 dataflow.on_stop = _then(dataflow.on_stop, description.id, shards, seen)  # type: ignore[method-assign]
             return dataflow
 
-        cast = msgspec.structs.replace(below, dataflow=rendered)
-        cluster = await WorkerCluster.start(system, settings, persist, executor, folder, cast=cast)
+        factory = msgspec.structs.replace(below, dataflow=rendered)
+        cluster = await WorkerCluster.start(
+            system, settings, persist, executor, folder, factory=factory
+        )
         listener = await cluster.listen("127.0.0.1:0")
         made = House(persist, cluster, listener.address.port, seen, catalog)
         async with anyio.create_task_group() as group:

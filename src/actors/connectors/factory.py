@@ -92,7 +92,7 @@ class ConnectorFactory:
         token = f"{self._random.getrandbits(48):012x}"
         return ConnectorConfiguration(kind, source_kinds.encode(found.with_token(token)))
 
-    def kept(self, configuration: ConnectorConfiguration, id: ObjectId) -> str:
+    def external_resource(self, configuration: ConnectorConfiguration, id: ObjectId) -> str:
         """Return the name of the external resource (a replication slot) to remove with the source;
         "" if there is none."""
         return source_kinds.decode(configuration.encoded).external_resource(id)

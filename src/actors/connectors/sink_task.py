@@ -52,7 +52,7 @@ from actors.connectors.sinks.sink_batches import (
 from actors.connectors.sources.source import hint_of
 from actors.durable.arrangement.gathered_updates import GatheredUpdates, check_positive
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
-from actors.model.plan.updates import advance, between, sliced, split_errors
+from actors.model.plan.updates import advance, between, iter_slices, split_errors
 from actors.model.protocol.internal import WritesAllowed
 from actors.runtime.errors import ERROR_TEXT_BYTES_MAX, InvalidUsage, PenstockError
 from actors.runtime.kernel import Actor, ActorAddress, ActorClock, RunningEffect
@@ -464,7 +464,7 @@ class _Driver:
                 with self._meters.timed("Read") as meter:
                     updates = await self._persist.fetch(part, schema)
                 meter.rows += updates.num_rows
-                for rows in sliced(updates):
+                for rows in iter_slices(updates):
                     piece = await self._blocking(
                         partial(self._prepare_piece, rows, upper, intervals, collapse)
                     )

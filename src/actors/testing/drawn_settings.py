@@ -103,16 +103,16 @@ SMALL_CONSTANTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "replica.dataflow.held_changes.HELD_BYTES_MAX": (1, 8_000),
     "replica.dataflow.first_contents.PIECE_ROWS": (5, 500),
     "replica.dataflow.passthrough.SUMMED_BYTES_MAX": (1_000, 8_000),
-    "replica.dataflow.touched.DUE_BUCKETS_MAX": (1, 8),
+    "replica.dataflow.state_lookups.DUE_BUCKETS_MAX": (1, 8),
     "replica.dataflow.view.QUIET_STEPS": (1,),
     "runtime.transport.connection.SLICE_BYTES": (500, 1_000),
     "runtime.transport.stream.SLICE_BYTES": (500, 1_000),
-    "control.controller.reads.rows_at_hand.LOOP_KEYS_MAX": (1, 8),
+    "control.controller.reads.memory_reads.LOOP_KEYS_MAX": (1, 8),
     "control.controller.tables.commit.LOOP_BYTES_MAX": (1, 16),
     "control.controller.tables.table_arrangements.LOOP_ROWS_MAX": (1, 8),
     "control.controller.tables.table_arrangements.UNFED_ROWS_MAX": (1, 8),
     "control.controller.tables.table_writer.GROUP_WRITES_MAX": (1, 8),
-    "doors.sql_session.long_texts.LOOP_CHARACTERS_MAX": (1, 8),
+    "doors.sql_session.offloading.LOOP_CHARACTERS_MAX": (1, 8),
 }
 """Constants below `actors`, and values of them far below their own."""
 

@@ -33,7 +33,7 @@ from actors.control.controller.sessions.memory_link import MemoryConnection
 from actors.engine.spark.launch import EngineProcess
 from actors.model.plan.updates import from_ipc, to_ipc
 from actors.replica.cluster.connection import LocalInbox
-from actors.replica.cluster.serving import WireOutlet
+from actors.replica.cluster.serving import WireSink
 from actors.runtime.kernel import (
     Actor,
     ActorAddress,
@@ -60,7 +60,7 @@ BY_REFERENCE: Final[list[type[Any]]] = [
     MemoryConnection,
     LocalInbox,
     ReplicaLink,
-    WireOutlet,
+    WireSink,
 ]
 """Types that pass by reference, subclasses included; so do types, functions and other callables."""
 

@@ -7,8 +7,8 @@ ours. Two ends have no message: a timeline that is absent and may not be created
 that is cut.
 
 At most ``connections_max`` that were let in are open at a time; one more is told so and closed.
-Those not let in yet have places of their own (`transport.accepting`). When the listener stops, it
-cuts its connections, and proposers send again what was not taken yet.
+Those not let in yet have places of their own (`transport.connection_gate`). When the listener
+stops, it cuts its connections, and proposers send again what was not taken yet.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from actors.runtime.errors import (
 from actors.runtime.kernel import STOP, ActorClock, ActorSystem, ReplySlot
 from actors.runtime.settings import Settings
 from actors.runtime.transport import sockets
-from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
+from actors.runtime.transport.connection_gate import AcceptedConnection, ConnectionGate
 from actors.wal import codec_v2, codec_v3, startup
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.messages import HotStandbyFeedback, PageserverFeedback, ProposerGreeting

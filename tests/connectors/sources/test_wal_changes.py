@@ -217,7 +217,8 @@ def test_a_row_that_does_not_fit_ends_its_table_alone(row: Any, said: str) -> No
     ("payload", "said", "hint"),
     [
         (b'{"table": "gone", "row": {}}',
-         "belongs to table 'gone', which is not declared (declared: notes, orders)", "undeclared=skip"),
+         "belongs to table 'gone', which is not declared (declared: notes, orders)",
+         "undeclared=skip"),
         (b"{", "is no change", "start_lsn="),
         (b'{"table": "orders"}', "is no change: Object missing required field `row`", "start_lsn="),
         (b'{"table": "orders", "row": {"id": 1}, "diff": 0}', "its diff is 0", "push"),

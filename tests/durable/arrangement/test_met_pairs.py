@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.replica.dataflow.touched import met_pairs
+from actors.replica.dataflow.state_lookups import met_pairs
 from actors.runtime.errors import InvalidUsage
 
 KEYS = st.lists(st.tuples(st.none() | st.integers(0, 2), st.none() | st.sampled_from("ab")))

@@ -110,7 +110,7 @@ class Script:
     async def heard(self) -> None:
         """Everything that is under way has come."""
         await settle()
-        for response in self.client.at_hand(1_000):
+        for response in self.client.receive_nowait(1_000):
             if isinstance(response, PeekResponse):
                 assert response.uuid not in self.answers
                 self.answers[response.uuid] = self.told(response)
@@ -277,7 +277,7 @@ async def script(place: Path, workers: int, seed: int) -> AsyncIterator[Script]:
         async with ActorSystem(clock=clock, seed=1) as system:
             executor = MessageProbe.start(system, "executor")
             cluster = await WorkerCluster.start(
-                system, settings, persist, executor.address, place, cast=stage.cast()
+                system, settings, persist, executor.address, place, factory=stage.cast()
             )
             made = Script(cluster, stage, workers, Random(seed))
             made.fails = seed % 3 == 0

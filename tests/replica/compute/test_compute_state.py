@@ -146,12 +146,12 @@ def test_nothing_renders_before_the_initialization_is_complete(room: Room) -> No
     assert room.do(Hello("a")) == [e.SwitchComputeClient("a")]
     assert room.do(CreateInstance(1), CreateDataflow(index()), ScheduleDataflow("i1")) == []
     effects = room.do(InitializationComplete())
-    assert effects == [e.RenderDataflow(1, index()), e.TellDataflow(1, DataflowScheduled())]
-    assert room.do(AllowWrites()) == [e.TellDataflow(1, WritesAllowed())]
+    assert effects == [e.RenderDataflow(1, index()), e.SendToDataflow(1, DataflowScheduled())]
+    assert room.do(AllowWrites()) == [e.SendToDataflow(1, WritesAllowed())]
     assert room.do(AllowWrites()) == []
     assert room.do(CreateDataflow(index("i2"))) == [
         e.RenderDataflow(2, index("i2")),
-        e.TellDataflow(2, WritesAllowed()),
+        e.SendToDataflow(2, WritesAllowed()),
     ]
     assert room.state.commands_for(1) == [WritesAllowed(), DataflowScheduled()]
 
@@ -183,7 +183,7 @@ def test_a_drop_is_reported_when_all_has_stopped(room: Room) -> None:
 def test_compaction_moves_on_and_never_back(room: Room) -> None:
     room.connect("a", CreateDataflow(index()))
     assert room.do(AllowCompaction("i1", 20)) == [
-        e.TellDataflow(1, CompactionAllowed(20)),
+        e.SendToDataflow(1, CompactionAllowed(20)),
         e.CompactIndex(1, 20),
     ]
     assert room.do(AllowCompaction("i1", 15)) == []
@@ -202,7 +202,7 @@ def test_a_peek_waits_until_its_time_is_sealed_and_holds_back_compaction(room: R
     room.sealed(1, 11)
     assert room.do(ask()) == []
     assert room.do(AllowCompaction("i1", 50)) == [
-        e.TellDataflow(1, CompactionAllowed(50)),
+        e.SendToDataflow(1, CompactionAllowed(50)),
         e.CompactIndex(1, 11),
     ]
     started = of(e.StartPeek, room.sealed(1, 12))
@@ -388,7 +388,7 @@ def test_an_unchanged_client_keeps_its_dataflows_and_hears_frontiers_afresh(room
     )
     assert of(e.RenderDataflow, effects) == of(e.StopDataflow, effects) == []
     assert effects == [
-        e.TellDataflow(1, CompactionAllowed(20)),
+        e.SendToDataflow(1, CompactionAllowed(20)),
         e.CompactIndex(1, 20),
         e.SendComputeResponse(Frontiers("i1", write=31, output=31)),
         e.SendComputeResponse(StatusResponse("i1", "gathering")),
@@ -456,7 +456,7 @@ def test_all_workers_render_alike_whatever_their_progress(
             [
                 x
                 for x in effects
-                if isinstance(x, e.RenderDataflow | e.StopDataflow | e.TellDataflow)
+                if isinstance(x, e.RenderDataflow | e.StopDataflow | e.SendToDataflow)
             ]
         )
     assert rendered[0] == rendered[1]
@@ -540,10 +540,10 @@ def test_what_is_kept_is_compacted_before_orphans_are_dropped_and_the_rest_follo
         effect
         for effect in effects
         if isinstance(effect, e.StopDataflow | e.RenderDataflow)
-        or effect == e.TellDataflow(kept, CompactionAllowed(12))
+        or effect == e.SendToDataflow(kept, CompactionAllowed(12))
     ]
     made = room.state.rendered["i3"].number
-    assert order[:2] == [e.TellDataflow(kept, CompactionAllowed(12)), e.StopDataflow(orphan)]
+    assert order[:2] == [e.SendToDataflow(kept, CompactionAllowed(12)), e.StopDataflow(orphan)]
     assert made == orphan + 2
     assert len(order) == 3
 

@@ -28,7 +28,7 @@ from actors.model.protocol.compute import (
 from actors.model.protocol.internal import DataflowProgress, SequencedCommand
 from actors.replica.compute import events as e
 from actors.replica.compute.dataflow_children import DataflowChildren
-from actors.replica.compute.live import ActorFactory, LiveRendering, WorkerSite
+from actors.replica.compute.rendering import ActorFactory, DataflowRendering, WorkerContext
 from actors.replica.compute.state import ComputeState
 from actors.runtime.settings import Settings
 from cluster_house import SCHEMA  # type: ignore[import-not-found]
@@ -96,13 +96,13 @@ class Still:
 
 def renders(count: int) -> None:
     still: Any = Still()
-    live: dict[int, LiveRendering] = {}
-    cast: Any = ActorFactory
-    site = WorkerSite(still, 0, 1, (), cast, Settings(), Path(), live, still)
-    children = DataflowChildren(site, still, lambda number: [])
+    renderings: dict[int, DataflowRendering] = {}
+    factory: Any = ActorFactory
+    context = WorkerContext(still, 0, 1, (), factory, Settings(), Path(), renderings, still)
+    children = DataflowChildren(context, still, lambda number: [])
     for number in range(1, count + 1):
-        live[number] = LiveRendering(number, flow(number))
-        children.render(live[number])
+        renderings[number] = DataflowRendering(number, flow(number))
+        children.render(renderings[number])
 
 
 @pytest.mark.parametrize("run", [dataflows, peeks, renders])

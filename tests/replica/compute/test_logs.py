@@ -27,13 +27,13 @@ from actors.model.protocol.internal import DataflowProgress, InputStatistics, Se
 from actors.model.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.model.protocol.relations import RELATIONS, is_relation, relation_of, worker_relation
 from actors.replica.compute import events as e
-from actors.replica.compute.live import LiveRendering
 from actors.replica.compute.logs import WorkerLogs, answer, table_of
 from actors.replica.compute.reconciliation import (
     ReconcileObstacle,
     ReplacedDataflow,
     RunningDataflow,
 )
+from actors.replica.compute.rendering import DataflowRendering
 from actors.replica.compute.state import ComputeState
 from actors.runtime.errors import InvalidUsage, UnknownObject
 from actors.runtime.progress import EMPTY
@@ -50,7 +50,7 @@ class Room:
 
     def __init__(self, worker: int = 0, rows_max: int = 3) -> None:
         self.state = ComputeState(worker, 2, result_bytes_max=1000, peeks_max=9)
-        self.live: dict[int, LiveRendering] = {}
+        self.live: dict[int, DataflowRendering] = {}
         self.logs = WorkerLogs(self.state, self.live, rows_max, lambda: [SHARED])
         self.do(Hello("a"), InitializationComplete())
 
@@ -60,7 +60,7 @@ class Room:
             effects += self.state.handle(SequencedCommand(self.state.next_index, 1, command))
         for effect in effects:
             if isinstance(effect, e.RenderDataflow):
-                self.live[effect.number] = LiveRendering(effect.number, effect.description)
+                self.live[effect.number] = DataflowRendering(effect.number, effect.description)
             if isinstance(effect, e.LogReconciliation):
                 self.logs.reconciliation.note(effect)
         return effects

@@ -35,7 +35,7 @@ from actors.model.plan.updates import error_update
 from actors.model.protocol.compute import ShardImport
 from actors.replica.dataflow.engine import EngineClient
 from actors.replica.dataflow.filling import fill_hidden, make_ready
-from actors.replica.dataflow.touched import ImportArrangements, StateLookups
+from actors.replica.dataflow.state_lookups import ImportArrangements, StateLookups
 from actors.runtime.errors import ReadBelowSince, StorageError
 from actors.runtime.settings import Settings
 

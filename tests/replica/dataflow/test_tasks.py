@@ -7,7 +7,7 @@ from typing import Any
 
 from actors.model.protocol.internal import DescribedPart, InputStarted
 from actors.replica.dataflow.dataflow import TaskAddresses
-from actors.replica.dataflow.gather import PartInterval
+from actors.replica.dataflow.dataflow_input import PartInterval
 
 
 class Task:

@@ -16,14 +16,14 @@ from actors.model.protocol.storage_internal import DropObjects, RunSinkDataflow,
 from actors.replica.cluster import partitioned
 from actors.replica.cluster.partitioned import StoragePartitioned
 from actors.replica.compute import reconciliation as compute_reconcile
-from actors.replica.compute.reads import PeekHolds
+from actors.replica.compute.pending_peeks import PeekHolds
 from actors.replica.compute.reconciliation import ReconcileObstacle
 from actors.replica.compute.state import ComputeState
 from actors.replica.storage import events as e
 from actors.replica.storage import reconciliation as storage_reconcile
 from actors.replica.storage import state as storage_state
+from actors.replica.storage.desired_state import DesiredState
 from actors.replica.storage.health_board import HealthBoard
-from actors.replica.storage.pursuits import DesiredState
 from actors.replica.storage.state import StorageState
 from actors.replica.storage.task_statistics import StatisticsSums
 from actors.replica.storage.tasks import Shape, StorageTaskRunner
@@ -151,7 +151,7 @@ def reads_hold_nothing() -> Iterator[None]:
         return None
 
     with (
-        mock.patch("actors.replica.compute.reads.PendingPeeks.earliest", earliest),
+        mock.patch("actors.replica.compute.pending_peeks.PendingPeeks.earliest", earliest),
         mock.patch.object(PeekHolds, "validate"),
     ):
         yield

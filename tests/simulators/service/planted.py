@@ -15,8 +15,8 @@ from actors.listen_task import ListenTask
 from actors.model.plan.updates import empty_updates
 from actors.model.protocol.internal import PartFetched, TaggedResponse
 from actors.replica.cluster.connection import AcceptConnection, ConnectionAcceptor
-from actors.replica.compute.reads import PeekHolds
-from actors.replica.dataflow.rivals import ReplicaAppend, ReplicaFollower
+from actors.replica.compute.pending_peeks import PeekHolds
+from actors.replica.dataflow.replica_follower import ReplicaAppend, ReplicaFollower
 from actors.runtime.errors import ConnectionDisplaced, PenstockError
 from actors.runtime.kernel import ActorAddress
 from tests.simulators.mutants import Mutants
@@ -32,7 +32,7 @@ async def no_nonce_check(self: ChannelAdapter, tagged: TaggedResponse) -> None:
     if current is not None and self._rules.connected:
         self._forward(TaggedResponse(current, tagged.response, tagged.serial))
     else:
-        await self._pass(tagged.nonce, (tagged.serial,))
+        await self._acknowledge(tagged.nonce, (tagged.serial,))
 
 
 @PLANTED.replaces(FetchTask, "_failed")

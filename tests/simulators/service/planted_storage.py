@@ -17,13 +17,13 @@ from actors.model.plan.schema import TableSchema
 from actors.model.protocol.internal import TaggedResponse
 from actors.model.protocol.storage_internal import CreateIngestionDataflow, DropObjects
 from actors.replica.dataflow import commit
+from actors.replica.storage.desired_state import DesiredState
 from actors.replica.storage.events import CancelLookUp
 from actors.replica.storage.half import StorageHalf
-from actors.replica.storage.pursuits import DesiredState
 from actors.replica.storage.reconciliation import reconcile
 from actors.replica.storage.renderings import RenderingEnded
+from actors.replica.storage.reporting import dataflow_rows
 from actors.replica.storage.state import StorageState
-from actors.replica.storage.telling import dataflow_rows
 from tests.simulators.mutants import Mutants
 from tests.simulators.service.storage_checkers import id_of
 
@@ -40,7 +40,7 @@ async def storage_nonce_unchecked(right: Any, self: ChannelAdapter, tagged: Tagg
     elif current is not None and self._rules.connected:
         self._forward(TaggedResponse(current, tagged.response, tagged.serial))
     else:
-        await self._pass(tagged.nonce, (tagged.serial,))
+        await self._acknowledge(tagged.nonce, (tagged.serial,))
 
 
 @BUGS.planted

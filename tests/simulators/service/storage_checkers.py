@@ -24,8 +24,8 @@ from actors.model.protocol.storage import (
 )
 from actors.replica.cluster.sequencer import Sequencer
 from actors.replica.storage.renderings import LogEntry
+from actors.replica.storage.reporting import Described
 from actors.replica.storage.state import StorageState
-from actors.replica.storage.telling import Described
 from actors.runtime.kernel.cell import ActorCell
 from actors.runtime.progress import EMPTY, Frontier, Nonce, ObjectId
 from actors.worker import Worker

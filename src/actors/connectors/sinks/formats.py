@@ -30,7 +30,7 @@ import pyarrow.parquet
 from actors.connectors.sources.json_rows import RowsOfTable
 from actors.model.plan.copy_manifest import WrittenFile
 from actors.model.plan.schema import DIFF, TableSchema
-from actors.model.plan.updates import SLICE_ROWS, sliced
+from actors.model.plan.updates import SLICE_ROWS, iter_slices
 from actors.model.protocol.compute import CopyToExport
 from actors.runtime.errors import InvalidUsage
 
@@ -163,7 +163,7 @@ def repeated(rows: pa.Table) -> Iterator[pa.Table]:
     diffs = rows[DIFF].to_numpy()
     plain = rows.drop_columns([DIFF])
     if not len(diffs) or diffs.max() == 1:
-        yield from sliced(plain)
+        yield from iter_slices(plain)
         return
     ends = diffs.cumsum()
     total = int(ends[-1])

@@ -59,8 +59,7 @@ class FileLedger(Protocol):
 
 
 class FileNotice(NamedTuple):
-    """A warning about some files. If `repeated`, each scan reports all of them, not only new
-    ones."""
+    """A warning about files. If `repeated`, each scan reports all of them, not only new ones."""
 
     kind: str
     names: Sequence[str]

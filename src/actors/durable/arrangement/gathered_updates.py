@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from actors.durable.arrangement.arrangement import Arrangement
 from actors.durable.arrangement.hashing import Hashes, check_key_type
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableSchema
-from actors.model.plan.updates import consolidate, set_column, sliced
+from actors.model.plan.updates import consolidate, iter_slices, set_column
 from actors.runtime.errors import CorruptData, InvalidUsage, ViewInError
 
 HELD_BYTES_MAX = 8 << 20
@@ -116,7 +116,7 @@ class _Held:
         if found:
             names = self._rows.names
             rows = pa.concat_tables([table.select(names).cast(self._rows) for table in found])
-            for piece in sliced(consolidate(rows)):
+            for piece in iter_slices(consolidate(rows)):
                 yield from piece.to_batches()
 
 

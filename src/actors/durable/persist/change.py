@@ -29,7 +29,7 @@ from actors.durable.persist.shard import (
 from actors.runtime.errors import InvalidUsage, PenstockError, StorageError, UnknownObject
 from actors.runtime.progress import EMPTY, TIME_MIN, Frontier, ShardId, Time
 from actors.runtime.spans import OpenSpan
-from actors.runtime.tracing.trail import AppendTraceIndex
+from actors.runtime.tracing.append_traces import AppendTraceIndex
 
 R = TypeVar("R")
 

@@ -69,7 +69,7 @@ from actors.runtime.memory_ledger import MemoryLedger
 from actors.runtime.progress import EMPTY, Frontier, ShardId, Time, format_frontier
 from actors.runtime.settings import Settings
 from actors.runtime.threshold_probes import INLINE_ROOM
-from actors.runtime.tracing.trail import AppendTraceIndex
+from actors.runtime.tracing.append_traces import AppendTraceIndex
 
 
 class PersistClient:

@@ -48,13 +48,13 @@ class CheckedClient:
         self._judged = None
         await self._inner.send(command)
 
-    def offer(self, commands: Sequence[Any]) -> int:
+    def try_send(self, commands: Sequence[Any]) -> int:
         """See `ClusterClient`."""
         sent = 0
         for command in commands:
             try:
                 self._judge(command)
-                if not self._inner.offer((command,)):
+                if not self._inner.try_send((command,)):
                     break
             except PenstockError:
                 if sent:
@@ -88,12 +88,12 @@ class CheckedClient:
             raise self._failed
         return response
 
-    def at_hand(self, count_max: int) -> list[Any]:
+    def receive_nowait(self, count_max: int) -> list[Any]:
         """See `ClusterClient`."""
         found: list[Any] = []
         if self._failed is not None:
             return found
-        for response in self._inner.at_hand(count_max):
+        for response in self._inner.receive_nowait(count_max):
             self._hear(response)
             if self._failed is not None:
                 break  # the conversation has ended: drop the rest

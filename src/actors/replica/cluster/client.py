@@ -88,7 +88,7 @@ class ClusterClient(Protocol):
         for which the connection has ended."""
         ...
 
-    def offer(self, commands: Sequence[Command | TracedMessage[Command]], /) -> int:
+    def try_send(self, commands: Sequence[Command | TracedMessage[Command]], /) -> int:
         """Send as many of the first commands as possible without waiting, and return their number.
         0: use `send`, which waits. Raises as `send`, for the first command."""
         ...
@@ -98,7 +98,7 @@ class ClusterClient(Protocol):
         of a refusal."""
         ...
 
-    def at_hand(self, count_max: int, /) -> list[Response]:
+    def receive_nowait(self, count_max: int, /) -> list[Response]:
         """Return the responses that have arrived after `receive`'s last one, without waiting. The
         next `receive` raises an error that follows them."""
         ...
@@ -163,7 +163,7 @@ class LocalClient:
             return
         await self._introduce(self._hello, command)
 
-    def offer(self, commands: Sequence[Command | TracedMessage[Command]]) -> int:
+    def try_send(self, commands: Sequence[Command | TracedMessage[Command]]) -> int:
         """See `ClusterClient`. Returns 0 until the cluster has accepted this client: `send` then
         waits."""
         if self._inbox.error is not None:
@@ -219,7 +219,7 @@ class LocalClient:
 
     async def receive(self) -> Response:
         """See `ClusterClient`. Waits before Hello, too."""
-        while not (found := self.at_hand(1)):
+        while not (found := self.receive_nowait(1)):
             if self._inbox.error is not None:
                 raise self._inbox.error
             if self._conversation is not None:
@@ -227,7 +227,7 @@ class LocalClient:
             self._absorb(await self._inbox.receive())
         return found[0]
 
-    def at_hand(self, count_max: int) -> list[Response]:
+    def receive_nowait(self, count_max: int) -> list[Response]:
         """See `ClusterClient`."""
         self._absorb(self._inbox.take())
         conversation = self._conversation
@@ -274,11 +274,11 @@ class WireClient:
             raise self._refused
         await self._connection.send(command)
 
-    def offer(self, commands: Sequence[Command | TracedMessage[Command]]) -> int:
+    def try_send(self, commands: Sequence[Command | TracedMessage[Command]]) -> int:
         """See `ClusterClient`."""
         if self._refused is not None:
             raise self._refused
-        return self._connection.offer(commands)
+        return self._connection.try_send(commands)
 
     async def receive(self) -> Response:
         """See `ClusterClient`."""
@@ -294,11 +294,11 @@ class WireClient:
         if isinstance(response, ConnectionRefused):
             self._refused = from_wire(response.code, response.text, True)
 
-    def at_hand(self, count_max: int) -> list[Response]:
+    def receive_nowait(self, count_max: int) -> list[Response]:
         """See `ClusterClient`."""
         if self._refused is not None:
             return []
-        found = [split_context(each)[0] for each in self._connection.at_hand(count_max)]
+        found = [split_context(each)[0] for each in self._connection.receive_nowait(count_max)]
         if found:
             self._look(found[-1])  # nothing follows a refusal
         return found if self._refused is None else found[:-1]

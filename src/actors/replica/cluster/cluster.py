@@ -45,7 +45,7 @@ from actors.replica.cluster.partitioned import ConnectionLimits
 from actors.replica.cluster.sequencer import Sequencer
 from actors.replica.cluster.serving import ConversationServer, bind_listener
 from actors.replica.compute.index import ClusterPartitions
-from actors.replica.compute.live import ActorFactory
+from actors.replica.compute.rendering import ActorFactory
 from actors.replica.dataflow.copying import CopyTask
 from actors.replica.dataflow.dataflow import DataflowActor
 from actors.runtime.errors import InvalidUsage
@@ -77,7 +77,7 @@ class ActorSpawner(Protocol):
         ...
 
 
-def cast_of(
+def actor_factory(
     persist: PersistClient,
     executor: ActorAddress[ExecutorMessage],
     settings: Settings,
@@ -169,25 +169,25 @@ class WorkerCluster:
         executor: ActorAddress[ExecutorMessage],
         state_dir: Path,
         *,
-        cast: ActorFactory | None = None,
+        factory: ActorFactory | None = None,
         reach: Callable[[ActorAddress[Any]], ActorAddress[Any]] = lambda adapter: adapter,
         replica: str = "r1",
         life: int = 0,
         connectors: StorageConnectors | None = None,
     ) -> WorkerCluster:
-        """Spawn all actors on an entered system. `cast` replaces the actors below the workers,
+        """Spawn all actors on an entered system. `factory` replaces the actors below the workers,
         `reach` wraps the adapters' addresses for the connections. `replica` is a name for people;
         no cluster of the process had this `life`. Without `connectors` there is no storage half."""
         count = settings.workers
         await system.clock.run_blocking(lambda: _remove_caches(state_dir))
-        below = cast or cast_of(persist, executor, settings, state_dir)
+        below = factory or actor_factory(persist, executor, settings, state_dir)
         partitions = ClusterPartitions(count)
         halves: tuple[Half, ...] = ("compute",) if connectors is None else ("compute", "storage")
         # The lists are complete before any of these actors runs: spawning does not yield.
         workers: list[ActorAddress[Any]] = []
         adapters: dict[Half, list[ActorAddress[Any]]] = {half: [] for half in halves}
         # Flow control of commands to the workers, for each half.
-        lanes: dict[Half, list[FlowWindow[Any]]] = {half: [] for half in halves}
+        windows: dict[Half, list[FlowWindow[Any]]] = {half: [] for half in halves}
         sequencer = Sequencer(workers)
 
         def worker(index: int) -> Worker:
@@ -205,11 +205,11 @@ class WorkerCluster:
                 replica,
                 life,
                 connectors,
-                lanes,
+                windows,
             )
 
         def adapter(half: Half, index: int) -> ChannelAdapter:
-            way, stash_max = lanes[half][index], settings.stash_responses_max
+            way, stash_max = windows[half][index], settings.stash_responses_max
             return ChannelAdapter(index, workers[index], stash_max, way, half)
 
         workers += (system.spawn(partial(worker, i), f"worker-{i}") for i in range(count))
@@ -218,7 +218,7 @@ class WorkerCluster:
         for half in halves:
             # Names of actors are seen in logs; those of the compute half are plain.
             prefix = "" if half == "compute" else "storage-"
-            lanes[half].extend(
+            windows[half].extend(
                 FlowWindow(each, settings.commands_in_flight_max) for each in workers
             )
             near[half] = [

@@ -62,7 +62,7 @@ class ResponseSink(Protocol):
         `ResourceClosed`."""
         ...
 
-    def offer(self, responses: Sequence[Response], /) -> int:
+    def try_send(self, responses: Sequence[Response], /) -> int:
         """Send as many of the first responses as possible without waiting; return their number.
         Raises as `send`."""
         ...
@@ -83,11 +83,11 @@ class _Sent(msgspec.Struct, frozen=True, gc=False):
     """All responses of `_sending` were sent."""
 
 
-class _OutletFailed(msgspec.Struct, frozen=True, gc=False):
+class _SinkFailed(msgspec.Struct, frozen=True, gc=False):
     error: Exception
 
 
-ConnectionMessage: TypeAlias = ClientCommands | FromWorker | ManyFromWorker | _Sent | _OutletFailed
+ConnectionMessage: TypeAlias = ClientCommands | FromWorker | ManyFromWorker | _Sent | _SinkFailed
 
 
 class ClusterConnection(Actor[ConnectionMessage]):
@@ -122,7 +122,7 @@ class ClusterConnection(Actor[ConnectionMessage]):
             case _Sent():
                 sent, self._sending = self._sending, []
                 self._conversation.left(sent)
-            case _OutletFailed(error=error):
+            case _SinkFailed(error=error):
                 named = error if isinstance(error, PenstockError) else ConnectionBroken(str(error))
                 self._end(named)
                 return
@@ -145,7 +145,7 @@ class ClusterConnection(Actor[ConnectionMessage]):
             return
         batch = self._conversation.take(self._conversation.waiting)
         try:
-            count = self._outlet.offer([response for response, _, _ in batch])
+            count = self._outlet.try_send([response for response, _, _ in batch])
         except PenstockError as error:
             self._end(error)
             return
@@ -160,9 +160,9 @@ class ClusterConnection(Actor[ConnectionMessage]):
             while sent < len(rest):
                 await self._outlet.send(rest[sent])
                 sent += 1
-                sent += self._outlet.offer(rest[sent:])
+                sent += self._outlet.try_send(rest[sent:])
 
-        self.ctx.effect(run, done=lambda _: _Sent(), failed=_OutletFailed)
+        self.ctx.effect(run, done=lambda _: _Sent(), failed=_SinkFailed)
 
     def _end(self, error: PenstockError) -> None:
         self._outlet.end(error)

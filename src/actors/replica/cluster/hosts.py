@@ -21,7 +21,7 @@ from actors.durable.persist import PersistClient
 from actors.model.plan.jobs import ExecutorMessage
 from actors.model.protocol.internal import Half
 from actors.replica.cluster.client import LocalClient
-from actors.replica.cluster.cluster import ClusterStatistics, WorkerCluster, cast_of
+from actors.replica.cluster.cluster import ClusterStatistics, WorkerCluster, actor_factory
 from actors.replica.compute.index import ClusterPartitions
 from actors.runtime.errors import ConnectionBroken, ResourceClosed
 from actors.runtime.kernel import Actor, ActorAddress, ActorContext, ActorSystem, ReplySlot
@@ -100,14 +100,14 @@ class LocalReplicas:
             # write, and its parts in the stash may still be read.
             await clock.run_blocking(lambda: shutil.rmtree(place, ignore_errors=True))
             folder = place / str(life)
-            below = cast_of(self._persist, self._executor, self._settings, folder, name)
+            below = actor_factory(self._persist, self._executor, self._settings, folder, name)
             self._clusters[name] = cluster = await WorkerCluster.start(
                 ctx,
                 self._settings,
                 self._persist,
                 self._executor,
                 folder,
-                cast=below,
+                factory=below,
                 reach=self._reach,
                 replica=name,
                 life=life,

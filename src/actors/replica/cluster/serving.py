@@ -40,7 +40,7 @@ from actors.runtime.transport.connection import FramedConnection, TransportListe
 from actors.runtime.transport.security import for_listener
 
 
-class WireOutlet:
+class WireSink:
     """Sends responses as frames; `ended` is set with the reason in `error`."""
 
     def __init__(self, connection: FramedConnection[Response, Command]) -> None:
@@ -52,9 +52,9 @@ class WireOutlet:
         """Send one response, waiting while the peer is slow."""
         await self._connection.send(response)
 
-    def offer(self, responses: Sequence[Response]) -> int:
+    def try_send(self, responses: Sequence[Response]) -> int:
         """Send as many of the first responses as possible without waiting; return their number."""
-        return self._connection.offer(responses)
+        return self._connection.try_send(responses)
 
     def end(self, error: PenstockError) -> None:
         """End the connection with a reason."""
@@ -79,7 +79,7 @@ class ConversationServer:
     async def converse(self, connection: FramedConnection[Any, Any]) -> None:
         """Serve one client, from its Hello on. Raises `PenstockError` with the reason of its
         end."""
-        outlet = WireOutlet(connection)
+        outlet = WireSink(connection)
         hello: Hello | None = None
         try:
             # Ordered before the acceptor hears of the client: no stranger, silent client or client
@@ -134,7 +134,7 @@ class ConversationServer:
         self,
         connection: FramedConnection[Any, Any],
         address: ActorAddress[ConnectionMessage],
-        outlet: WireOutlet,
+        outlet: WireSink,
     ) -> None:
         """Pass on commands until either side ends the conversation. Raises the reason."""
         failure: PenstockError | None = None
@@ -144,7 +144,7 @@ class ConversationServer:
             try:
                 while True:
                     first = await connection.receive()
-                    lot = (first, *connection.at_hand(LOT_MAX - 1))
+                    lot = (first, *connection.receive_nowait(LOT_MAX - 1))
                     await address.send(ClientCommands(lot))
             except PenstockError as error:
                 failure = error

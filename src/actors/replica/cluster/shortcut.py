@@ -6,7 +6,7 @@ adapter, order and workers would bring the same rows later: it takes 1.6 times a
 (`bench/peeks.py`, peek_key_replica_p50). So the end of the connection in the replica's process
 reads them, if the messages of that end show that the workers would answer the same. Otherwise the
 peek is sent. A controller in the same process reads the partitions itself
-(`control/controller/reads/rows_at_hand.py`).
+(`control/controller/reads/memory_reads.py`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Rules of commands (`StorageCommandRules`, checked by both sides):
 
 - Hello, then any commands, InitializationComplete; both once; no nonce twice (the acceptor checks);
 - an id names one object: a source, an export of one source, or a sink, until its drop was reported;
-- a running object may be altered only as `protocol.storage.altered` allows (`altered_sink`);
+- a running object may be altered only as `protocol.storage.ingestion_conflicts` allows
+  (`sink_conflicts`);
 - the uuid of a one-shot ingestion is free again when it was answered and cancelled;
 - a description fits together: its ids and its shards are distinct, delays are above 0;
 - names are short; sources, exports, sinks and one-shots are bounded together (`dataflows_max`).
@@ -42,8 +43,8 @@ from actors.model.protocol.storage import (
     StatisticsUpdates,
     StatusUpdate,
     UpdateStorageConfiguration,
-    altered,
-    altered_sink,
+    ingestion_conflicts,
+    sink_conflicts,
 )
 from actors.replica.cluster.rules import (
     OTHER,
@@ -137,7 +138,7 @@ class StorageCommandRules(StageRules):
         old = wanted.ingestions.get(new.id)
         self._check_room(new.id, len(new.ids) - (0 if old is None else len(old.ids)))
         if old is not None:
-            _check_alteration(new.id, altered(old, new))
+            _check_alteration(new.id, ingestion_conflicts(old, new))
 
     def _check_sink(self, new: SinkDescription) -> None:
         id, wanted = new.id, self._wanted
@@ -150,7 +151,7 @@ class StorageCommandRules(StageRules):
         old = wanted.sinks.get(id)
         self._check_room(id, 1 if old is None else 0)
         if old is not None:
-            _check_alteration(id, altered_sink(old, new))
+            _check_alteration(id, sink_conflicts(old, new))
 
     def _check_room(self, id: ObjectId, more: int) -> None:
         wanted, limit = self._wanted, self._settings.dataflows_max

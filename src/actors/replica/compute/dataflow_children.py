@@ -16,16 +16,16 @@ from typing import TypeAlias
 from actors.model.protocol.internal import CompactionAllowed, DataflowScheduled, WritesAllowed
 from actors.replica.compute.events import DataflowCrashed
 from actors.replica.compute.input_tasks import InputTasks
-from actors.replica.compute.live import (
+from actors.replica.compute.rendering import (
     ChildrenTurn,
     DataflowEnded,
     DataflowLink,
     DataflowOrigin,
     DataflowRemoved,
+    DataflowRendering,
     DataflowStopped,
-    LiveRendering,
     SpawnAgain,
-    WorkerSite,
+    WorkerContext,
 )
 from actors.runtime.errors import ConnectionBroken, ResourceClosed
 from actors.runtime.kernel import STOP
@@ -41,141 +41,152 @@ class DataflowChildren:
     """
 
     def __init__(
-        self, site: WorkerSite, tasks: InputTasks, commands_for: Callable[[int], list[ForDataflow]]
+        self,
+        context: WorkerContext,
+        tasks: InputTasks,
+        commands_for: Callable[[int], list[ForDataflow]],
     ) -> None:
-        self._site = site
+        self._context = context
         self._tasks = tasks
         self._commands_for = commands_for
-        self._by_id: dict[ObjectId, dict[int, LiveRendering]] = {}
+        self._by_id: dict[ObjectId, dict[int, DataflowRendering]] = {}
         self._stopped_early: set[int] = set()
         """Dataflows that worker 0 has stopped before this worker applied the drop."""
 
-    def render(self, live: LiveRendering) -> None:
+    def render(self, rendering: DataflowRendering) -> None:
         """Start the actor, unless a predecessor must stop first."""
-        self._by_id.setdefault(live.id, {})[live.number] = live
-        if self._site.index == 0 and not self._predecessor_runs(live):
-            self._spawn(live)
+        self._by_id.setdefault(rendering.id, {})[rendering.number] = rendering
+        if self._context.index == 0 and not self._predecessor_runs(rendering):
+            self._spawn(rendering)
 
-    def _predecessor_runs(self, live: LiveRendering) -> bool:
+    def _predecessor_runs(self, rendering: DataflowRendering) -> bool:
         return any(
-            other.number < live.number and other.dataflow is not None
-            for other in self._same_object(live)
+            other.number < rendering.number and other.dataflow is not None
+            for other in self._same_object(rendering)
         )
 
-    def _same_object(self, live: LiveRendering) -> list[LiveRendering]:
+    def _same_object(self, rendering: DataflowRendering) -> list[DataflowRendering]:
         """Return all present renderings of one object, oldest first."""
-        return list(self._by_id.get(live.id, {}).values())
+        return list(self._by_id.get(rendering.id, {}).values())
 
-    def gone(self, live: LiveRendering) -> None:
+    def gone(self, rendering: DataflowRendering) -> None:
         """Forget a rendering that has been torn down."""
-        same = self._by_id[live.id]
-        del same[live.number]
+        same = self._by_id[rendering.id]
+        del same[rendering.number]
         if not same:
-            del self._by_id[live.id]
+            del self._by_id[rendering.id]
 
-    def _spawn(self, live: LiveRendering) -> None:
-        site = self._site
-        live.dataflow_serial += 1
-        origin = DataflowOrigin(live.number)
-        links = tuple(DataflowLink(worker, origin) for worker in site.workers)
-        description = live.description
-        scratch = site.scratch / f"d{live.number}" / str(live.dataflow_serial)
-        address = site.ctx.spawn(
-            lambda: site.cast.dataflow(description, links, scratch),
-            f"dataflow-{live.number}-{live.dataflow_serial}",
+    def _spawn(self, rendering: DataflowRendering) -> None:
+        context = self._context
+        rendering.dataflow_serial += 1
+        origin = DataflowOrigin(rendering.number)
+        links = tuple(DataflowLink(worker, origin) for worker in context.workers)
+        description = rendering.description
+        scratch = context.scratch / f"d{rendering.number}" / str(rendering.dataflow_serial)
+        address = context.ctx.spawn(
+            lambda: context.factory.dataflow(description, links, scratch),
+            f"dataflow-{rendering.number}-{rendering.dataflow_serial}",
             policy=STOP,
         )
-        origin.address = live.dataflow = address
-        site.ctx.watch(address, DataflowEnded(live.number, live.dataflow_serial))
+        origin.address = rendering.dataflow = address
+        context.ctx.watch(address, DataflowEnded(rendering.number, rendering.dataflow_serial))
 
-    async def tell(self, live: LiveRendering, message: ForDataflow) -> None:
+    async def tell(self, rendering: DataflowRendering, message: ForDataflow) -> None:
         """Send a command to the dataflow. One that is not running gets it when it starts."""
-        if self._site.index == 0 and live.dataflow is not None:
+        if self._context.index == 0 and rendering.dataflow is not None:
             with suppress(ResourceClosed, ConnectionBroken):
-                await live.dataflow.send(message)
+                await rendering.dataflow.send(message)
 
-    def respawn(self, live: LiveRendering) -> None:
+    def respawn(self, rendering: DataflowRendering) -> None:
         """Remove a crashed actor's files, and respawn it after a delay."""
-        site, serial = self._site, live.dataflow_serial
-        directory = site.scratch / f"d{live.number}" / str(serial)
-        site.ctx.effect(
-            lambda: site.ctx.clock.run_blocking(lambda: shutil.rmtree(directory, True)),
+        context, serial = self._context, rendering.dataflow_serial
+        directory = context.scratch / f"d{rendering.number}" / str(serial)
+        context.ctx.effect(
+            lambda: context.ctx.clock.run_blocking(lambda: shutil.rmtree(directory, True)),
             done=lambda _: None,
         )
-        delay = site.settings.retry_delay_ms(serial + 1)
-        site.ctx.after(delay, SpawnAgain(live.number, serial))
+        delay = context.settings.retry_delay_ms(serial + 1)
+        context.ctx.after(delay, SpawnAgain(rendering.number, serial))
 
     async def turn(self, message: ChildrenTurn) -> None:
         """Handle the end or the restart of a dataflow."""
-        live = self._site.live.get(message.number)
+        rendering = self._context.renderings.get(message.number)
         match message:
             case DataflowStopped():
-                if live is not None and live.dropping:
-                    self._tear_down(live)
+                if rendering is not None and rendering.dropping:
+                    self._tear_down(rendering)
                 else:
                     self._stopped_early.add(message.number)
             case DataflowEnded(serial=serial):
-                if live is not None and live.dataflow_serial == serial and not live.tearing_down:
-                    await self._ended(live)
+                if (
+                    rendering is not None
+                    and rendering.dataflow_serial == serial
+                    and not rendering.tearing_down
+                ):
+                    await self._ended(rendering)
             case SpawnAgain(serial=serial):
-                if live is not None and live.dataflow_serial == serial and not live.dropping:
-                    await self._start_late(live)
+                if (
+                    rendering is not None
+                    and rendering.dataflow_serial == serial
+                    and not rendering.dropping
+                ):
+                    await self._start_late(rendering)
 
-    async def _start_late(self, live: LiveRendering) -> None:
-        self._spawn(live)
-        for command in self._commands_for(live.number):
-            await self.tell(live, command)
+    async def _start_late(self, rendering: DataflowRendering) -> None:
+        self._spawn(rendering)
+        for command in self._commands_for(rendering.number):
+            await self.tell(rendering, command)
 
-    async def _ended(self, live: LiveRendering) -> None:
+    async def _ended(self, rendering: DataflowRendering) -> None:
         """Handle the end of the actor, by a drop or a crash."""
-        live.dataflow = None
-        if not live.dropping:
-            text = f"the dataflow's actor failed (start {live.dataflow_serial}); see the log"
-            await self._site.feed(DataflowCrashed(live.number, text))
+        rendering.dataflow = None
+        if not rendering.dropping:
+            text = f"the dataflow's actor failed (start {rendering.dataflow_serial}); see the log"
+            await self._context.feed(DataflowCrashed(rendering.number, text))
             return
         # Only now: the actor used the tasks and partitions of all workers.
-        for worker in self._site.workers[1:]:
+        for worker in self._context.workers[1:]:
             with suppress(ResourceClosed, ConnectionBroken):
-                await worker.send(DataflowStopped(live.number))
-        self._tear_down(live)
-        for successor in self._same_object(live):
+                await worker.send(DataflowStopped(rendering.number))
+        self._tear_down(rendering)
+        for successor in self._same_object(rendering):
             waits = successor.dataflow_serial == 0 and not successor.dropping
             if waits and not self._predecessor_runs(successor):
                 await self._start_late(successor)
 
-    def drop(self, live: LiveRendering) -> None:
+    def drop(self, rendering: DataflowRendering) -> None:
         """Stop the dataflow; tear it down when it has stopped."""
-        live.dropping = True
-        site, dataflow = self._site, live.dataflow
-        if site.index != 0:
-            if live.number in self._stopped_early:
-                self._stopped_early.discard(live.number)
-                self._tear_down(live)
+        rendering.dropping = True
+        context, dataflow = self._context, rendering.dataflow
+        if context.index != 0:
+            if rendering.number in self._stopped_early:
+                self._stopped_early.discard(rendering.number)
+                self._tear_down(rendering)
         elif dataflow is None:
             # Never started, or crashed and not yet respawned: go on as if it had just stopped.
-            site.ctx.self.reply(DataflowEnded(live.number, live.dataflow_serial))
+            context.ctx.self.reply(DataflowEnded(rendering.number, rendering.dataflow_serial))
         else:
             # Beside the actor: the stop waits, and the worker must handle messages meanwhile.
-            site.ctx.effect(lambda: site.ctx.stop_child(dataflow), done=lambda _: None)
+            context.ctx.effect(lambda: context.ctx.stop_child(dataflow), done=lambda _: None)
 
-    def _tear_down(self, live: LiveRendering) -> None:
+    def _tear_down(self, rendering: DataflowRendering) -> None:
         """Stop the tasks and remove the partition, which nothing uses any more."""
-        live.tearing_down = True
+        rendering.tearing_down = True
         # Makes results of earlier starts stale.
-        live.tasks_serial += 1
-        tasks, live.tasks = live.tasks, []
-        index, site = live.index, self._site
+        rendering.tasks_serial += 1
+        tasks, rendering.tasks = rendering.tasks, []
+        index, context = rendering.index, self._context
         if index is not None:
             index.closed = True
 
         def remove() -> None:
             if index is not None:
                 index.close()
-            if site.index == 0:
-                shutil.rmtree(site.scratch / f"d{live.number}", ignore_errors=True)
+            if context.index == 0:
+                shutil.rmtree(context.scratch / f"d{rendering.number}", ignore_errors=True)
 
         async def run() -> None:
             await self._tasks.stop(tasks)
-            await site.ctx.clock.run_blocking(remove)
+            await context.ctx.clock.run_blocking(remove)
 
-        site.ctx.effect(run, done=lambda _: DataflowRemoved(live.number))
+        context.ctx.effect(run, done=lambda _: DataflowRemoved(rendering.number))

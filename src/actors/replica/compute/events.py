@@ -164,7 +164,7 @@ class RespawnDataflow(msgspec.Struct, frozen=True, gc=False):
     number: int
 
 
-class TellDataflow(msgspec.Struct, frozen=True, gc=False):
+class SendToDataflow(msgspec.Struct, frozen=True, gc=False):
     """Worker 0: send a command to the dataflow actor."""
 
     number: int
@@ -218,7 +218,7 @@ Effect: TypeAlias = (
     | AcknowledgeBatch
     | RenderDataflow
     | RespawnDataflow
-    | TellDataflow
+    | SendToDataflow
     | CompactIndex
     | StopDataflow
     | LogReconciliation

@@ -10,13 +10,13 @@ from actors.model.protocol.compute import StatusResponse
 from actors.model.protocol.internal import InstallUpdates, UpdatesInstalled
 from actors.replica.compute.events import IndexSealed, StatusSeen
 from actors.replica.compute.index import IndexInsertion, IndexPartition
-from actors.replica.compute.live import (
+from actors.replica.compute.rendering import (
+    DataflowRendering,
     IndexTurn,
     InsertAgain,
     InstallFinished,
-    LiveRendering,
     MaintenanceFinished,
-    WorkerSite,
+    WorkerContext,
 )
 from actors.runtime.kernel import ActorAddress
 
@@ -26,25 +26,25 @@ log = logging.getLogger("penstock.worker")
 class IndexInstaller:
     """Runs `IndexPartition`'s blocking work as effects of the worker."""
 
-    def __init__(self, site: WorkerSite) -> None:
-        self._site = site
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
 
     async def queue(
-        self, live: LiveRendering, install: InstallUpdates, dataflow: ActorAddress[Any]
+        self, rendering: DataflowRendering, install: InstallUpdates, dataflow: ActorAddress[Any]
     ) -> None:
         """Queue an install. While a snapshot replaces the contents no time is readable."""
-        assert live.index is not None
+        assert rendering.index is not None
         if install.snapshot:
             # Peeks wait from now on, until the snapshot is installed.
-            await self._site.feed(IndexSealed(live.number, 0))
-        live.index.queue(IndexInsertion(install, dataflow))
-        self._next(live, live.index)
+            await self._context.feed(IndexSealed(rendering.number, 0))
+        rendering.index.queue(IndexInsertion(install, dataflow))
+        self._next(rendering, rendering.index)
 
-    def _next(self, live: LiveRendering, index: IndexPartition) -> None:
+    def _next(self, rendering: DataflowRendering, index: IndexPartition) -> None:
         insertion = index.next()
         if insertion is None:
             return
-        ctx, number = self._site.ctx, live.number
+        ctx, number = self._context.ctx, rendering.number
         ctx.effect(
             lambda: ctx.clock.run_blocking(lambda: index.perform(insertion)),
             done=lambda arrangement: InstallFinished(number, insertion, arrangement),
@@ -53,62 +53,71 @@ class IndexInstaller:
 
     async def turn(self, message: IndexTurn) -> None:
         """Handle the result of an install or of maintenance."""
-        live = self._site.live.get(message.number)
-        if live is None or live.index is None:
+        rendering = self._context.renderings.get(message.number)
+        if rendering is None or rendering.index is None:
             return
-        index = live.index
+        index = rendering.index
         match message:
             case InstallFinished(result=Arrangement() as arrangement, insertion=insertion):
                 index.done(arrangement)
                 install = insertion.install
-                await self._site.feed(IndexSealed(live.number, install.upper, insertion.since))
+                await self._context.feed(
+                    IndexSealed(rendering.number, install.upper, insertion.since)
+                )
                 insertion.dataflow.reply(
                     UpdatesInstalled(
-                        install.dataflow, install.incarnation, self._site.index, install.upper
+                        install.dataflow, install.incarnation, self._context.index, install.upper
                     )
                 )
             case InstallFinished(result=error, insertion=insertion):
                 assert isinstance(error, Exception)
-                await self._failed(live, index, insertion, error)
+                await self._failed(rendering, index, insertion, error)
             case InsertAgain():
                 index.again(message.insertion)
             case MaintenanceFinished():
-                live.maintaining = False
+                rendering.maintaining = False
                 if message.error is not None:
                     index.wants_maintenance = True
-                    log.warning("%s: maintenance: %s", self._site.ctx.path, message.error)
-        self._next(live, index)
+                    log.warning("%s: maintenance: %s", self._context.ctx.path, message.error)
+        self._next(rendering, index)
 
     async def _failed(
         self,
-        live: LiveRendering,
+        rendering: DataflowRendering,
         index: IndexPartition,
         insertion: IndexInsertion,
         error: Exception,
     ) -> None:
         retry = index.failed(insertion)
-        if retry is None or live.dropping:
+        if retry is None or rendering.dropping:
             return
-        site = self._site
-        log.warning("%s: cannot install: %s", site.ctx.path, error, exc_info=error)
-        text = f"worker {site.index} cannot install: {type(error).__name__}: {error}"
-        await site.feed(StatusSeen(live.number, StatusResponse(live.id, "stalled", text)))
+        context = self._context
+        log.warning("%s: cannot install: %s", context.ctx.path, error, exc_info=error)
+        text = f"worker {context.index} cannot install: {type(error).__name__}: {error}"
+        await context.feed(
+            StatusSeen(rendering.number, StatusResponse(rendering.id, "stalled", text))
+        )
         # Retry is safe: a failed install changed nothing. The index's frontier does not move
         # meanwhile.
-        delay = site.settings.retry_delay_ms(retry.attempt + 1)
-        site.ctx.after(delay, InsertAgain(live.number, retry))
+        delay = context.settings.retry_delay_ms(retry.attempt + 1)
+        context.ctx.after(delay, InsertAgain(rendering.number, retry))
 
     def maintain(self) -> None:
         """Merge the runs inserted since the last turn, off the loop."""
-        for live in self._site.live.values():
-            index = live.index
-            if index is None or live.maintaining or live.dropping or not index.wants_maintenance:
+        for rendering in self._context.renderings.values():
+            index = rendering.index
+            if (
+                index is None
+                or rendering.maintaining
+                or rendering.dropping
+                or not index.wants_maintenance
+            ):
                 continue
-            live.maintaining, index.wants_maintenance = True, False
-            self._maintain(live.number, index)
+            rendering.maintaining, index.wants_maintenance = True, False
+            self._maintain(rendering.number, index)
 
     def _maintain(self, number: int, index: IndexPartition) -> None:
-        ctx = self._site.ctx
+        ctx = self._context.ctx
         ctx.effect(
             lambda: ctx.clock.run_blocking(index.maintain),
             done=lambda _: MaintenanceFinished(number),

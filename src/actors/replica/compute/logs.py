@@ -38,9 +38,9 @@ from actors.model.protocol.compute import (
 from actors.model.protocol.internal import InputStatistics
 from actors.model.protocol.relations import PREFIX, SystemRelation, worker_relation
 from actors.replica.compute.events import LogReconciliation
-from actors.replica.compute.live import LiveRendering
 from actors.replica.compute.peeks import PeekSpec
-from actors.replica.compute.rendered import RenderedDataflow
+from actors.replica.compute.rendered_dataflow import RenderedDataflow
+from actors.replica.compute.rendering import DataflowRendering
 from actors.replica.compute.state import ComputeState
 from actors.runtime.memory_ledger import MemoryUse
 from actors.runtime.progress import Frontier, frontier_or_null, ms_behind
@@ -169,14 +169,14 @@ class WorkerLogs:
     def __init__(
         self,
         state: ComputeState,
-        live: dict[int, LiveRendering],
+        renderings: dict[int, DataflowRendering],
         rows_max: int,
         shared: Callable[[], list[SharedStatistics]],
         replica: str = "",
     ) -> None:
         self._replica = replica
         self._state = state
-        self._live = live
+        self._renderings = renderings
         self._shared = shared
         self.beside: Callable[[str], Iterable[Row]] = lambda name: ()
         """Returns rows of the storage half, for `dataflows`, `frontiers` and `arrangements`."""
@@ -230,9 +230,9 @@ class WorkerLogs:
                 0 if status is None else status.steps,
             )
         for number in self._state.dropping:
-            live = self._live.get(number)
-            if live is not None:
-                yield _dataflow_row(live.description, None, False, "dropping", "", 0)
+            rendering = self._renderings.get(number)
+            if rendering is not None:
+                yield _dataflow_row(rendering.description, None, False, "dropping", "", 0)
 
     def _frontiers(self, worker: int) -> Iterator[Row]:
         for rendered in self._state.rendered.values():
@@ -253,14 +253,14 @@ class WorkerLogs:
             )
 
     def _arrangements(self, worker: int) -> Iterator[Row]:
-        for live in self._live.values():
-            held = None if live.index is None else live.index.statistics(live.id)
-            if held is None or not isinstance(live.description.export, IndexExport):
+        for rendering in self._renderings.values():
+            held = None if rendering.index is None else rendering.index.statistics(rendering.id)
+            if held is None or not isinstance(rendering.description.export, IndexExport):
                 continue
-            key = ", ".join(live.description.export.key)
-            users = len(self._state.reads.pending.of(live.number))
+            key = ", ".join(rendering.description.export.key)
+            users = len(self._state.reads.pending.of(rendering.number))
             sizes = held.rows, held.runs, held.bytes_memory, held.bytes_mapped
-            columns = ", ".join(live.description.export.schema.names)
+            columns = ", ".join(rendering.description.export.schema.names)
             yield (worker, "index", held.id, key, columns, "", *sizes, users)
         # Dataflows, which share arrangements, run on worker 0.
         if worker != 0:
@@ -274,8 +274,8 @@ class WorkerLogs:
 
     def memory(self) -> Iterator[MemoryUse]:
         """Yield the memory of the index partitions, for a `MemoryLedger`."""
-        for live in self._live.values():
-            held = None if live.index is None else live.index.statistics(live.id)
+        for rendering in self._renderings.values():
+            held = None if rendering.index is None else rendering.index.statistics(rendering.id)
             if held is not None:
                 yield MemoryUse("index", held.id, held.rows, held.bytes_memory, held.bytes_mapped)
 

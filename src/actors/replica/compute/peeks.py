@@ -33,7 +33,13 @@ from actors.durable.arrangement.snapshot import ArrangementSnapshot, is_plain
 from actors.durable.persist.stashed_blobs import StashedBlobs
 from actors.model.plan.one_row import RowForm, form_of
 from actors.model.plan.schema import DIFF, TableSchema
-from actors.model.plan.updates import ResultPiece, from_ipc, opening_of, pieces, stream_of
+from actors.model.plan.updates import (
+    ResultPiece,
+    assemble_stream,
+    encode_stream_header,
+    from_ipc,
+    pieces,
+)
 from actors.model.protocol.compute import (
     Peek,
     PeekError,
@@ -48,7 +54,7 @@ from actors.model.protocol.row_filter import (
     passing_rows,
     prepare_comparison,
 )
-from actors.model.protocol.row_finishing import thinned
+from actors.model.protocol.row_finishing import limit_batches
 from actors.runtime.errors import InvalidUsage, PenstockError, to_wire
 from actors.runtime.kernel import ActorClock
 from actors.runtime.threshold_probes import INLINE_ANSWER
@@ -152,7 +158,7 @@ def row_too_large(bytes_max: int) -> PeekError:
 # -- the keys of a peek ----------------------------------------------------------------------------
 
 
-def given_keys(data: bytes) -> pa.Table:
+def decode_keys(data: bytes) -> pa.Table:
     """Return the keys sent. Raise `InvalidUsage` unless they are an Arrow IPC stream."""
     try:
         return from_ipc(data)
@@ -167,7 +173,7 @@ def wanted_keys(schema: TableSchema, peek: Peek) -> pa.Table | None:
     """
     if peek.keys is None:
         return None
-    given = given_keys(peek.keys)
+    given = decode_keys(peek.keys)
     if given.num_columns != len(peek.key_columns):
         raise InvalidUsage(
             f"{given.num_columns} key columns were sent for {len(peek.key_columns)} named ones"
@@ -367,7 +373,7 @@ def one_key_answer(
     rows = rows_of_key(views, key.hash, tuple(zip(arrangement.key, key.values, strict=True)))
     if rows is None:
         return None
-    arrow = stream_of(arrangement.opening, (rows,) if rows.num_rows else ())
+    arrow = assemble_stream(arrangement.opening, (rows,) if rows.num_rows else ())
     return PeekRows(arrow, rows.num_rows) if len(arrow) <= bytes_max else None
 
 
@@ -418,7 +424,7 @@ class PeekSpec:
         self.keys = wanted_keys(schema, peek)
         self.filter = PeekFilter(schema, peek)
         self.finishing = peek.finishing
-        self.opening = opening_of(checked_columns(schema, self.filter.columns))
+        self.opening = encode_stream_header(checked_columns(schema, self.filter.columns))
 
     def narrowed(self, key: tuple[str, ...]) -> Hashes | None:
         """Return the hashes under which an index on `key` has all wanted rows; None means any."""
@@ -436,7 +442,7 @@ class PeekSpec:
         """Yield the answer, piece by piece. Blocks. Raise `ViewInError` and `CorruptData`."""
         raise_error(contents.errors())
         batches = self.filter.apply(selected(contents.rows(wanted), self.keys))
-        yield from pieces(thinned(batches, self.finishing), self.opening, piece_bytes)
+        yield from pieces(limit_batches(batches, self.finishing), self.opening, piece_bytes)
 
 
 def index_answer(arrangement: Arrangement, peek: Peek, piece_bytes: int) -> Iterator[ResultPiece]:

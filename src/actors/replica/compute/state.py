@@ -11,8 +11,9 @@ Rules:
 - while an iteration is initializing, or its client is gone, no response is sent; the dataflows
   continue, and their frontiers are reported after the next reconciliation;
 - frontiers never go back, start at the `as_of`, and none follows the empty one; subscribes report
-  none (`compute.rendered`);
-- a peek is answered exactly once, or not at all if its connection is lost (`compute.reads`);
+  none (`compute.rendered_dataflow`);
+- a peek is answered exactly once, or not at all if its connection is lost
+  (`compute.pending_peeks`);
 - a drop is reported (all frontiers empty) only when the dataflow and its tasks have stopped;
 - only worker 0 sends the batches of a subscribe; the other workers send an empty one at once;
 - a copy is answered once: by worker 0 when it is done, failed or dropped, by the others at once.
@@ -79,16 +80,16 @@ from actors.replica.compute.events import (
     RenderDataflow,
     RespawnDataflow,
     SendComputeResponse,
+    SendToDataflow,
     StatusSeen,
     StopDataflow,
     SubscribeBatchReady,
     SwitchComputeClient,
-    TellDataflow,
 )
 from actors.replica.compute.history import ComputeHistory
-from actors.replica.compute.reads import PeekHolds
+from actors.replica.compute.pending_peeks import PeekHolds
 from actors.replica.compute.reconciliation import RunningDataflow, reconcile
-from actors.replica.compute.rendered import RenderedDataflow
+from actors.replica.compute.rendered_dataflow import RenderedDataflow
 from actors.runtime.errors import LocalProtocolError
 from actors.runtime.progress import EMPTY, Frontier, Nonce, ObjectId, is_empty
 
@@ -313,7 +314,7 @@ class ComputeState(HalfClient[ComputeHistory]):
         self.rendered[description.id] = self._numbers[rendered.number] = rendered
         effects: list[Effect] = [RenderDataflow(rendered.number, description)]
         if self.writes_allowed:
-            effects.append(TellDataflow(rendered.number, WritesAllowed()))
+            effects.append(SendToDataflow(rendered.number, WritesAllowed()))
         if rendered.is_subscribe and self.index != 0 and not self.muted:
             # Only worker 0 sends batches: this worker's part ends at once.
             nothing = SubscribeBatch(0, EMPTY)
@@ -330,14 +331,14 @@ class ComputeState(HalfClient[ComputeHistory]):
         if rendered.scheduled:
             return []
         rendered.scheduled = True
-        return [TellDataflow(rendered.number, DataflowScheduled())]
+        return [SendToDataflow(rendered.number, DataflowScheduled())]
 
     def _allow_writes(self) -> list[Effect]:
         if self.writes_allowed:
             return []
         self.writes_allowed = True
         return [
-            TellDataflow(rendered.number, WritesAllowed()) for rendered in self.rendered.values()
+            SendToDataflow(rendered.number, WritesAllowed()) for rendered in self.rendered.values()
         ]
 
     def _allow_compaction(self, command: AllowCompaction) -> list[Effect]:
@@ -353,7 +354,7 @@ class ComputeState(HalfClient[ComputeHistory]):
         if frontier <= rendered.allowed:
             return []
         rendered.allowed = frontier
-        effects: list[Effect] = [TellDataflow(rendered.number, CompactionAllowed(frontier))]
+        effects: list[Effect] = [SendToDataflow(rendered.number, CompactionAllowed(frontier))]
         return effects + self.reads.compact(rendered)
 
     def _drop(self, rendered: RenderedDataflow, *, silently: bool) -> list[Effect]:

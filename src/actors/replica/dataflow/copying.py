@@ -27,7 +27,7 @@ from actors.connectors.sinks.formats import OutputFiles
 from actors.durable.arrangement.gathered_updates import GatheredUpdates, check_positive, raise_error
 from actors.durable.persist import BatchPart, PersistClient
 from actors.model.plan.copy_manifest import VERSION, CopyManifest
-from actors.model.plan.updates import between, sliced
+from actors.model.plan.updates import between, iter_slices
 from actors.model.protocol.compute import (
     CopyDone,
     CopyFailed,
@@ -252,7 +252,7 @@ async def _fill(
         bytes_read = 0
         for number, part in enumerate(parts):
             updates = await persist.fetch(part, imported.schema)
-            for rows in sliced(updates):
+            for rows in iter_slices(updates):
                 await work(partial(_take, rows, as_of, take))
             reader.release([part.key])
             bytes_read += part.bytes

@@ -49,14 +49,14 @@ from actors.model.protocol.internal import (
     WritesAllowed,
 )
 from actors.replica.dataflow import events as m
-from actors.replica.dataflow.costs import forget_steps, measured, record_step
+from actors.replica.dataflow.dataflow_input import PartInterval, SnapshotProgress
 from actors.replica.dataflow.engine import EngineClient
 from actors.replica.dataflow.events import REST, DataflowPhase, DataflowStep
 from actors.replica.dataflow.frontier_reports import FrontierReports
-from actors.replica.dataflow.gather import PartInterval, SnapshotProgress
 from actors.replica.dataflow.hydrate import ResumedHydration
 from actors.replica.dataflow.machine import DataflowMachine
 from actors.replica.dataflow.passthrough import PassThrough, PassthroughStep, SubscribeOpening
+from actors.replica.dataflow.step_metrics import forget_steps, measured, record_step
 from actors.replica.dataflow.traces import StepTraces
 from actors.replica.dataflow.view import StepOutcome, ViewStages
 from actors.replica.dataflow.view_upkeep import ViewUpkeep
@@ -94,7 +94,7 @@ Stage: TypeAlias = tuple[int, Callable[[], Awaitable[Any]], Callable[[Any], Stag
 """The step's number, the function to run, and the one that maps its result to an event."""
 
 
-def committing(view: ViewStages, step: DataflowStep, outcome: StepOutcome) -> Stage:
+def commit_stage(view: ViewStages, step: DataflowStep, outcome: StepOutcome) -> Stage:
     """Return the stage that appends the step, unless another replica was first."""
     number = step.number
 
@@ -106,7 +106,7 @@ def committing(view: ViewStages, step: DataflowStep, outcome: StepOutcome) -> St
     return number, lambda: view.commit(step, outcome), committed
 
 
-def standing_by(view: ViewStages, step: DataflowStep) -> Stage:
+def standby_stage(view: ViewStages, step: DataflowStep) -> Stage:
     """Return the stage that waits until another replica has committed the step."""
     number = step.number
 
@@ -116,7 +116,7 @@ def standing_by(view: ViewStages, step: DataflowStep) -> Stage:
     return number, lambda: view.stand_by(step), overtaken
 
 
-def following(view: ViewStages, step: DataflowStep) -> Stage:
+def follow_stage(view: ViewStages, step: DataflowStep) -> Stage:
     """Return the stage that reads another replica's append."""
     number = step.number
 
@@ -552,19 +552,19 @@ class DataflowActor(Actor[_Message]):
         outcome = self._outcome
         assert isinstance(outcome, StepOutcome)
         self._status = measured(self._status, outcome)
-        self._run_stage(*committing(view, step, outcome))
+        self._run_stage(*commit_stage(view, step, outcome))
 
     def _stand_by(self, step: DataflowStep) -> None:
         assert self._view is not None, "only a view is raced for"
         done = StageDone(m.StandbyExpired(step.number))
         # The other replica may have died: this one makes the step itself after `standby_ms`.
         self._patience = self.ctx.after(self._settings.standby_ms, done)
-        self._run_stage(*standing_by(self._view, step))
+        self._run_stage(*standby_stage(self._view, step))
 
     def _follow(self, step: DataflowStep) -> None:
         assert self._view is not None, "only a view is raced for"
         self._begin_measures()
-        self._run_stage(*following(self._view, step))
+        self._run_stage(*follow_stage(self._view, step))
 
     def _install(self, step: DataflowStep) -> bool:
         """Pass the step on; return True if a subscribe ends with it, in error."""

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.model.protocol.internal import FetchFailed, ListenFailed, PartFetched, PartsDescribed
-from actors.replica.dataflow.gather import PartInterval
+from actors.replica.dataflow.dataflow_input import PartInterval
 from actors.runtime.progress import Frontier, Time
 
 E = TypeVar("E", bound=msgspec.Struct)

@@ -26,7 +26,7 @@ from actors.model.plan.updates import between, concat
 from actors.model.protocol.compute import ShardImport
 from actors.replica.dataflow.contents import split_errors
 from actors.replica.dataflow.engine import EngineClient
-from actors.replica.dataflow.touched import ImportArrangements, StateLookups
+from actors.replica.dataflow.state_lookups import ImportArrangements, StateLookups
 from actors.runtime.errors import ReadBelowSince
 from actors.runtime.progress import Frontier, Time
 from actors.runtime.threshold_probes import FILLING_GAP

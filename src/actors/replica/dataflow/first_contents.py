@@ -33,7 +33,7 @@ from actors.replica.dataflow.hydration_journal import (
     split_into_chunks,
 )
 from actors.replica.dataflow.recompute import open_contents
-from actors.replica.dataflow.step import split_deltas, whole_job
+from actors.replica.dataflow.step import full_job, split_deltas
 from actors.runtime.errors import DefiniteError, JobTooLarge, MalformedFrame, StorageError
 from actors.runtime.progress import Time
 from actors.runtime.threshold_probes import HYDRATION_CHUNK
@@ -126,7 +126,7 @@ async def _run_whole(
 ) -> list[list[BatchPart]]:
     """Run the engine, whose executors may write into the folders; return the parts."""
     places = folders.places
-    job = whole_job(engine, export.plan, inputs, as_of, name, into_files=True, into_bucket=places)
+    job = full_job(engine, export.plan, inputs, as_of, name, into_files=True, into_bucket=places)
     made = await engine.run_into_files(job)
     files, objects = (made.files, made.objects) if isinstance(made, MadeFiles) else ((), ())
     parts = await folders.adopt(objects)

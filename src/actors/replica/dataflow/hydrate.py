@@ -36,8 +36,8 @@ from actors.replica.dataflow.engine import EngineClient
 from actors.replica.dataflow.first_contents import first_parts
 from actors.replica.dataflow.policy import StepChooser
 from actors.replica.dataflow.recompute import held_text, recompute, taken_difference
+from actors.replica.dataflow.state_lookups import ImportArrangements, StateLookups
 from actors.replica.dataflow.step import empty_deltas
-from actors.replica.dataflow.touched import ImportArrangements, StateLookups
 from actors.runtime.errors import ERROR_TEXT_BYTES_MAX, DefiniteError, InvalidUsage, JobTooLarge
 from actors.runtime.progress import Frontier, ShardId, Time, is_empty
 

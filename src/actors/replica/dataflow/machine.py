@@ -47,6 +47,13 @@ import msgspec
 import pyarrow as pa
 
 from actors.model.protocol.internal import FetchFailed, ListenFailed, PartFetched, PartsDescribed
+from actors.replica.dataflow.dataflow_input import (
+    DataflowInput,
+    PartInterval,
+    SnapshotProgress,
+    ask_parts,
+    total_reading,
+)
 from actors.replica.dataflow.events import (
     CARRYING,
     LIVE,
@@ -89,13 +96,6 @@ from actors.replica.dataflow.events import (
     UpperMismatched,
     moves,
     on_event,
-)
-from actors.replica.dataflow.gather import (
-    DataflowInput,
-    PartInterval,
-    SnapshotProgress,
-    ask_parts,
-    total_reading,
 )
 from actors.replica.dataflow.step_choice import (
     error_times_of,

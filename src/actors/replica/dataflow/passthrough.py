@@ -32,9 +32,9 @@ from actors.model.plan.updates import (
     between,
     concat,
     consolidate,
-    opening_of,
+    encode_stream_header,
+    iter_slices,
     pieces,
-    sliced,
     to_ipc,
 )
 from actors.model.protocol.compute import (
@@ -93,7 +93,7 @@ class RowStash:
         return SnapshotUpdates(None, await self._stash(cut, first))
 
     def _cut(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[ResultPiece]:
-        return pieces(batches, opening_of(schema), self.piece_bytes)
+        return pieces(batches, encode_stream_header(schema), self.piece_bytes)
 
     async def _stash(
         self, cut: Iterator[ResultPiece], first: ResultPiece | None
@@ -174,7 +174,7 @@ async def _as_read(
     try:
         async with aclosing(parts) as found:
             async for updates in found:
-                for rows in sliced(updates):
+                for rows in iter_slices(updates):
                     held += await clock.run_blocking(partial(_counting, rows, schema, as_of))
                     if sum(batch.nbytes for batch in held) > stashing.piece_bytes:
                         written += await stashing.all_of(iter(held), shape)
@@ -223,7 +223,7 @@ async def _summed(
 
 
 def _gather(gathered: GatheredUpdates, updates: pa.Table, as_of: Time) -> None:
-    for rows in sliced(updates):
+    for rows in iter_slices(updates):
         gathered.add(split_errors(between(rows, 0, as_of + 1))[0])
 
 

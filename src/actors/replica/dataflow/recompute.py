@@ -21,7 +21,7 @@ from actors.replica.dataflow.answer_folders import AnswerFolders
 from actors.replica.dataflow.commit import shards_of
 from actors.replica.dataflow.contents import contents, scanned, split_errors
 from actors.replica.dataflow.engine import EngineClient, MadeFiles
-from actors.replica.dataflow.step import StepDeltas, whole_step, written_deltas
+from actors.replica.dataflow.step import StepDeltas, full_step, written_deltas
 from actors.runtime.errors import DefiniteError, JobTooLarge
 from actors.runtime.progress import Frontier, Time
 from actors.runtime.settings import Settings
@@ -108,7 +108,7 @@ async def recompute(
             return await _difference(engine, export.plan, inputs, old[0], as_of, name, folders)
         # By the view's own strata: later steps then retract rows with the same bits, and the hidden
         # state is rebuilt too.
-        return await whole_step(
+        return await full_step(
             engine, export.plan, inputs, as_of, name, tuple(old) if upper else (), folders
         )
 

@@ -2,7 +2,7 @@
 
 A stratum whose lookups need another stratum's output must wait for it, with a Spark run for each,
 unless it needs only groups of a hidden state that is small enough to be passed whole: then both
-share a run. From scratch (`whole_step`) every state is empty and all strata share one run.
+share a run. From scratch (`full_step`) every state is empty and all strata share one run.
 
 The last stratum's output is cut into deltas. Without hidden state it is the view's. With it, the
 bits of ``__to`` say which deltas a row belongs to: the view's (columns ``o_…``) and those of the
@@ -29,7 +29,7 @@ from actors.model.plan.delta import (
     DeltaPlan,
     PlanStratum,
     missed_later,
-    narrowed,
+    narrow_schema,
 )
 from actors.model.plan.input_names import InputKind, InputName
 from actors.model.plan.jobs import BucketFolder, JobRows, LikelyRun
@@ -40,7 +40,7 @@ from actors.model.plan.updates import concat, consolidate, consolidate_if_smalle
 from actors.replica.dataflow.answer_folders import AnswerFolders
 from actors.replica.dataflow.engine import EngineClient, JobResult, MadeFiles
 from actors.replica.dataflow.policy import StepDeclined
-from actors.replica.dataflow.touched import StateLookups, StepLookups
+from actors.replica.dataflow.state_lookups import StateLookups, StepLookups
 from actors.runtime.errors import DefiniteError
 from actors.runtime.progress import Frontier, Time
 from actors.runtime.threshold_probes import DUE_BYTES, STEP_PAIRS, TOUCHED_ROWS
@@ -263,7 +263,7 @@ async def _made(
                 given = whole_state(input_index)
                 inputs[input_name] = await stack.enter_async_context(given)
                 continue
-            schema = narrowed(schema_of(plan, input_name, rows), input_name, strata)
+            schema = narrow_schema(schema_of(plan, input_name, rows), input_name, strata)
             narrower = len(schema.names) + 2 < rows.num_columns
             rows = rows.select([*schema.names, TIME, DIFF])
             if narrower and InputName.parse(input_name).holds_changes:
@@ -463,7 +463,7 @@ async def _step_once(
     return whole
 
 
-def whole_job(
+def full_job(
     engine: EngineClient,
     plan: DeltaPlan,
     contents: Sequence[JobRows],
@@ -503,7 +503,7 @@ def whole_job(
     )
 
 
-async def whole_step(
+async def full_step(
     engine: EngineClient,
     plan: DeltaPlan,
     contents: Sequence[JobRows],
@@ -513,7 +513,7 @@ async def whole_step(
     folders: AnswerFolders,
 ) -> StepDeltas:
     """Compute the view from scratch, cut into output and hidden states, less `old` contents."""
-    job = whole_job(engine, plan, contents, as_of, name, into_bucket=folders.places, old=old)
+    job = full_job(engine, plan, contents, as_of, name, into_bucket=folders.places, old=old)
     made = await engine.run_into_files(job)
     if isinstance(made, MadeFiles):
         return await written_deltas(plan, folders, made)

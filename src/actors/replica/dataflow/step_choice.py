@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.model.plan.schema import ERROR, TIME
-from actors.replica.dataflow.gather import DataflowInput
+from actors.replica.dataflow.dataflow_input import DataflowInput
 from actors.runtime.progress import EMPTY, Frontier, Time
 from actors.runtime.threshold_probes import STEP_BUDGET
 

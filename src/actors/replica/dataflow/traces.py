@@ -20,12 +20,12 @@ from typing import TypeVar
 from actors.durable.persist import PersistClient
 from actors.model.protocol.compute import DataflowDescription, StatusResponse, SubscribeBatch
 from actors.model.protocol.internal import PartsDescribed
+from actors.replica.dataflow.dataflow_input import PartInterval
 from actors.replica.dataflow.events import DataflowStep
-from actors.replica.dataflow.gather import PartInterval
 from actors.runtime.progress import Frontier, Time
 from actors.runtime.spans import OpenSpan, begin, span_below, use_context
 from actors.runtime.telemetry import HYDRATION, PREPARED, ROWS_OUT, SPARK_MS, STEP, TRACEPARENT
-from actors.runtime.tracing.trail import NOTES_MAX
+from actors.runtime.tracing.append_traces import NOTES_MAX
 
 T = TypeVar("T")
 

@@ -50,9 +50,9 @@ from actors.replica.dataflow.recompute import (
     find_held,
     recompute,
 )
-from actors.replica.dataflow.rivals import ReplicaFollower
+from actors.replica.dataflow.replica_follower import ReplicaFollower
+from actors.replica.dataflow.state_lookups import StateLookups
 from actors.replica.dataflow.step import StepDeltas, Weigh, delta_step, empty_deltas, likely_runs
-from actors.replica.dataflow.touched import StateLookups
 from actors.runtime.errors import ERROR_TEXT_BYTES_MAX, DefiniteError, JobTooLarge
 from actors.runtime.progress import Frontier, Time, is_empty
 

@@ -64,19 +64,19 @@ from actors.model.protocol.storage import (
 )
 from actors.model.protocol.storage_internal import ForwardedCommand, ResumeState
 from actors.replica.storage import events as e
-from actors.replica.storage.state import StorageState
-from actors.replica.storage.telling import (
+from actors.replica.storage.reporting import (
     Described,
-    Reached,
+    ObjectUppers,
     arrangement_rows,
     dataflow_rows,
     frontier_rows,
-    health_of,
-    ids_of,
-    of_oneshot,
-    of_sink,
-    of_source,
+    oneshot_statistics,
+    reported_ids,
+    sink_statistics,
+    source_health,
+    source_statistics,
 )
+from actors.replica.storage.state import StorageState
 from actors.runtime.errors import PenstockError, UnknownObject
 from actors.runtime.kernel import (
     STOP,
@@ -173,9 +173,9 @@ class StorageHalf:
         persist: PersistClient,
         settings: Settings,
         connectors: StorageConnectors,
-        lane: FlowWindow[Any] | None = None,
+        window: FlowWindow[Any] | None = None,
     ) -> None:
-        """Create the half; `lane` brings the client's commands."""
+        """Create the half; `window` brings the client's commands."""
         self._ctx = ctx
         self._index = index
         self._workers = workers
@@ -190,7 +190,7 @@ class StorageHalf:
         self._described: dict[int, Described] = {}
         self._held_back: list[e.StartIngestion | e.StartSink | e.StartOneshot] = []
         """Tasks to start when writes are allowed."""
-        self._reached: dict[ObjectId, Reached] = {}
+        self._reached: dict[ObjectId, ObjectUppers] = {}
         """Frontiers of the tasks' objects, for people."""
         self._started_ms: dict[int, float] = {}
         self._broken: dict[int, dict[str, tuple[str, str]]] = {}
@@ -201,7 +201,7 @@ class StorageHalf:
         self._stopping: dict[int, e.StopTask] = {}
         self._look_ups: dict[int, RunningEffect] = {}
         self._round = 0
-        self._lane = lane
+        self._window = window
         self._unordered: deque[int] = deque()
         """Counts of proposals up to the last one of each client command in progress."""
 
@@ -213,7 +213,7 @@ class StorageHalf:
         """Handle one message of the storage half."""
         match message:
             case ResponsesForwarded(nonce, serials):
-                self._outbox.taken(nonce, serials)
+                self._outbox.acknowledge(nonce, serials)
             case ClientGone(nonce):
                 await self._feed(e.StorageClientLost(nonce))
             case StorageTurn(event):
@@ -246,8 +246,8 @@ class StorageHalf:
         """Release the lane for commands whose proposals have all been sequenced."""
         while self._unordered and self._unordered[0] <= self.state.ordered:
             self._unordered.popleft()
-            if self._lane is not None:
-                self._lane.done()
+            if self._window is not None:
+                self._window.done()
 
     def flush(self) -> None:
         """Send the responses that have room to the adapter."""
@@ -405,7 +405,7 @@ class StorageHalf:
                 await self._feed(e.TaskFailed(number, text, hint))
             return
         description = self._described.pop(number, None)
-        for id_ in ids_of(description):
+        for id_ in reported_ids(description):
             self._reached.pop(id_, None)
 
         async def forget() -> None:
@@ -492,17 +492,17 @@ class StorageHalf:
         broken = self._broken.setdefault(message.number, {})
         if isinstance(message, IngestRunning):
             broken |= {name: (error, "") for name, error in message.failed}
-            seen = health_of(description, broken, None)
+            seen = source_health(description, broken, None)
         else:
             broken |= {each.export: (each.error, each.hint) for each in message.failed}
-            seen = health_of(description, broken, message.lag)
+            seen = source_health(description, broken, message.lag)
         await self._feed(
             e.HealthObserved(message.number, self._round, seen, self._gets_on(message))
         )
         if isinstance(message, IngestProgressed):
             self._held[message.number] = dict(message.held)
             await self._feed(
-                e.StatisticsMeasured(message.number, of_source(message, self._ctx.now_ms()))
+                e.StatisticsMeasured(message.number, source_statistics(message, self._ctx.now_ms()))
             )
 
     def _gets_on(self, message: IngestRunning | IngestProgressed) -> bool:
@@ -519,7 +519,7 @@ class StorageHalf:
             case SinkProgress(id_, number, upper, input=heard):
                 await self._feed(e.FrontierReached(number, id_, upper))
                 self._reached[id_] = (upper, heard)
-                await self._feed(e.StatisticsMeasured(number, of_sink(message)))
+                await self._feed(e.StatisticsMeasured(number, sink_statistics(message)))
             case SinkStatus(id_, number, status, error, hint):
                 self._round += 1
                 seen = e.HealthObservation(id_, status, error, hint)
@@ -535,7 +535,9 @@ class StorageHalf:
             self._ended.add(message.number)
             await self._feed(e.OneshotDone(message.number, message.result))
         elif isinstance(what, RunOneshotIngestion):
-            await self._feed(e.StatisticsMeasured(message.number, of_oneshot(what.uuid, message)))
+            await self._feed(
+                e.StatisticsMeasured(message.number, oneshot_statistics(what.uuid, message))
+            )
 
     def rows(self, name: str) -> Iterator[tuple[Any, ...]]:
         """Yield this worker's rows of the relations `dataflows`, `frontiers` and `arrangements`."""

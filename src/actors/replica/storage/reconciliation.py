@@ -3,9 +3,10 @@
 Theory of operation. A connecting client replays its history; at `InitializationComplete` worker 0
 compares the objects that it has proposed with the history's result (`history.StorageDefinitions`:
 the newest definition of each id). An equal definition is kept. A different one is an update if
-that is allowed (`altered`), else it is refused by name with the difference, and the running one
-goes on. An object that is not mentioned is dropped: a source with its exports; an export alone if
-its source is still wanted without it (an update). `StorageState` compares one-shot ingestions.
+that is allowed (`ingestion_conflicts`), else it is refused by name with the difference, and the
+running one goes on. An object that is not mentioned is dropped: a source with its exports; an
+export alone if its source is still wanted without it (an update). `StorageState` compares one-shot
+ingestions.
 
 The decision depends on commands, never on progress.
 """
@@ -19,8 +20,8 @@ import msgspec
 from actors.model.protocol.storage import (
     IngestionDescription,
     SinkDescription,
-    altered,
-    altered_sink,
+    ingestion_conflicts,
+    sink_conflicts,
 )
 from actors.replica.storage.history import StorageDefinitions
 from actors.runtime.progress import ObjectId
@@ -56,9 +57,9 @@ def refusal(
     """Return the reasons against replacing the running `old` by `new`; None if there are none."""
     match old, new:
         case IngestionDescription(), IngestionDescription():
-            differences = altered(old, new)
+            differences = ingestion_conflicts(old, new)
         case SinkDescription(), SinkDescription():
-            differences = altered_sink(old, new)
+            differences = sink_conflicts(old, new)
         case None, _:
             differences = ()
         case _:

@@ -54,8 +54,8 @@ from actors.model.protocol.storage_internal import (
 )
 from actors.replica.storage import events as e
 from actors.replica.storage.client_view import ClientView
+from actors.replica.storage.desired_state import DesiredState, Step
 from actors.replica.storage.health_board import HealthBoard, HealthCondition
-from actors.replica.storage.pursuits import DesiredState, Step
 from actors.replica.storage.reconciliation import reconcile, refusal, unchanged
 from actors.replica.storage.renderings import (
     ConfigurationChanged,
