@@ -107,7 +107,7 @@ def test_what_is_no_log_has_no_first_record() -> None:
         FirstRecord(SEGMENT_BYTES, 160_000).feed(bytes(log.wal))
     with pytest.raises(CorruptData, match="0/1000000"):
         FirstRecord(2 * SEGMENT_BYTES, VERSION).feed(bytes(log.wal))
-    with pytest.raises(InvalidUsage, match="no begin of a page"):
+    with pytest.raises(InvalidUsage, match="is not at the start of a page"):
         FirstRecord(SEGMENT_BYTES + 8, VERSION)
 
 

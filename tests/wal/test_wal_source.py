@@ -326,7 +326,7 @@ async def test_what_is_said_when_it_is_made(tmp_path: Path) -> None:
         await lab.source().describe(None)
         await those[1].down()
         with pytest.raises(
-            SourceUnreachable, match="no acceptor answers: cannot connect"
+            SourceUnreachable, match="no acceptor responds: cannot connect"
         ) as failed:
             await lab.source().describe(None)
         assert "penstock wal status" in failed.value.hint

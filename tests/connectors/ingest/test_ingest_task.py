@@ -221,7 +221,7 @@ async def test_the_end_is_told_with_what_to_do(stage: ActorIsolation) -> None:
     ("error", "hint"),
     [
         (StoreFull("could not write blob a: no space", determinate=True), "free space"),
-        (StorageError("could not read blob a: I/O error", determinate=True), "look at the store"),
+        (StorageError("could not read blob a: I/O error", determinate=True), "check the store"),
         (CorruptData("blob a has other bytes", determinate=True), "penstock shard inspect"),
         (ValueError("a fault of ours"), "the service's log"),
         (InvalidUsage("rate = -1: must be at least 0"), ""),

@@ -59,7 +59,7 @@ def test_what_is_no_configuration(kind: str, options: dict[str, object], text: s
 
 def test_what_cannot_be_decoded() -> None:
     for data in (b"", b"\xff", b"\x81\xa4kind\xa5kafka"):
-        with pytest.raises(InvalidUsage, match="not the configuration"):
+        with pytest.raises(InvalidUsage, match="invalid configuration"):
             decode(data)
 
 
@@ -100,7 +100,7 @@ async def test_a_call_that_does_not_come_back_is_given_up() -> None:
     with pytest.raises(SourceUnreachable, match="longer than 20 ms"):
         await threads.run(back.wait, "commit")
     assert threads.given_up
-    with pytest.raises(SourceUnreachable, match="has not come back"):
+    with pytest.raises(SourceUnreachable, match="has not returned"):
         await threads.run(lambda: None, "write")
     back.set()
 

@@ -140,7 +140,7 @@ async def test_a_late_object_is_counted(lab: BucketLab, monkeypatch: pytest.Monk
     # As of a store that dates an object before what was taken already.
     lab.contents.marks.append(PositionMark(low._replace(forgotten=1).position()))
     source = await lab.drive()
-    assert "came too late" in "; ".join(source.lag().notes)
+    assert "appeared too late" in "; ".join(source.lag().notes)
 
 
 async def test_lag_tells_what_waits(lab: BucketLab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ async def test_a_bucket_that_is_not_allowed_is_refused(lab: BucketLab) -> None:
     assert (await lab.source(folder=f"{URL}/below").describe(None)) == (ROWS,)
     for url in ("s3://key:word@box/in", "s3://box/in?x=1", "s3://box/../in", "s3://"):
         config = FilesConfig(folder=url, format="csv", columns=COLUMNS)
-        with pytest.raises(InvalidUsage, match="write a bucket as") as caught:
+        with pytest.raises(InvalidUsage, match="invalid bucket URL") as caught:
             make_source(config, lab.around())
         assert "word" not in str(caught.value)
 

@@ -132,7 +132,9 @@ def test_an_idle_stream_passes_it_too() -> None:
 def test_rows_without_their_columns_are_never_left_out() -> None:
     changes = decoder()
     take(changes, transaction(500, NARROW, inserted(b"1")))
-    with pytest.raises(RemoteProtocolError, match=r"changes of public\.t came before its columns"):
+    with pytest.raises(
+        RemoteProtocolError, match=r"changes of public\.t arrived before its columns"
+    ):
         take(changes, transaction(1200, inserted(b"2", b"b")))
 
 

@@ -176,7 +176,7 @@ def test_a_tuple_of_another_width() -> None:
 
 def test_a_broken_description() -> None:
     batch = pgoutput.messages(frames([logged(b"R" + bytes(4) + b"public")]))
-    with pytest.raises(RemoteProtocolError, match="broken description"):
+    with pytest.raises(RemoteProtocolError, match="invalid description"):
         pgoutput.relation(batch, 0)
 
 

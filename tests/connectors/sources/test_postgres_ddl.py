@@ -55,14 +55,17 @@ RECREATE_HINT: list[tuple[str, str]] = [
     (
         "CREATE TABLE parts_2 (LIKE parts INCLUDING ALL); INSERT INTO parts_2 VALUES (50, 'in');"
         " ALTER TABLE parts ATTACH PARTITION parts_2 FOR VALUES FROM (40) TO (60)",
-        'partition "public"."parts_2" came with rows',
+        'partition "public"."parts_2" was attached with rows',
     ),
     (
         "BEGIN; CREATE TABLE parts_2 (LIKE parts INCLUDING ALL); INSERT INTO parts_2 VALUES (50);"
         " ALTER TABLE parts ATTACH PARTITION parts_2 FOR VALUES FROM (40) TO (60); COMMIT",
-        "came with rows",
+        "was attached with rows",
     ),
-    ("ALTER TABLE plain ALTER a TYPE text USING upper(a)", "rewritten and its columns altered"),
+    (
+        "ALTER TABLE plain ALTER a TYPE text USING upper(a)",
+        "rewritten and its columns were altered",
+    ),
     ("ALTER TYPE mood RENAME VALUE 'glad' TO 'happy'", "one of its columns' types was altered"),
     (
         "ALTER PUBLICATION {publication} DROP TABLE plain; DELETE FROM plain WHERE id < 3;"
@@ -166,7 +169,7 @@ async def test_names_that_are_given_away_and_taken_back(db: House) -> None:
     )
     await db.run(f"{swap} INSERT INTO plain (id, a, b) VALUES (99, 'A', 'B'); {swap}")
     await finish(db, driver, source)
-    assert "its columns changed names" in driver.failed["public.plain"].error
+    assert "its columns were renamed" in driver.failed["public.plain"].error
     assert not any(row[0] == 99 for row in driver.contents["public.plain"])
     await agree(db, driver)
 
@@ -253,7 +256,7 @@ def test_names_here_and_there() -> None:
     assert split_name("a") == ("public", "a")
     assert len({qualified_name("a.b", "c"), qualified_name("a", "b.c")}) == 2
     for wrong in ("", ".a", "a.", "a.b.c", '"a', 'a."b"c'):
-        with pytest.raises(InvalidUsage, match="names no table"):
+        with pytest.raises(InvalidUsage, match="invalid table name"):
             split_name(wrong)
     columns = [(1, "V"), (3, "v"), (4, "v_3"), (5, "__x"), (7, "_x_5"), (8, " v ")]
     here = local_column_names(columns)

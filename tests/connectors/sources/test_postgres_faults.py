@@ -78,7 +78,7 @@ async def test_a_server_that_is_killed(own: House) -> None:
             await change(own, draw)
         own.server.kill()
         error = await lost(source)
-        assert "tried again" in error.hint
+        assert "will retry" in error.hint
         with pytest.raises(SourceUnreachable, match="failed"):
             await own.source().open(list(driver.exports.values()), driver.position)
         own.server.start()
@@ -172,7 +172,7 @@ async def test_a_slot_that_is_gone_or_was_used(db: House) -> None:
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s",
         db.database,
     )
-    with pytest.raises(InvalidUsage, match=r"is gone from the server.*create it again"):
+    with pytest.raises(InvalidUsage, match=r"no longer exists on the server.*create it again"):
         await db.source().open(exports, driver.position)
 
 
@@ -180,7 +180,7 @@ async def test_another_server_or_database(db: House) -> None:
     source, driver = await begun(db)
     await source.close()
     assert driver.position is not None
-    with pytest.raises(InvalidUsage, match="name that one, or drop the source"):
+    with pytest.raises(InvalidUsage, match="connect to that one, or drop the source"):
         await db.source().open(
             list(driver.exports.values()), driver.position.replace('"system":"7', '"system":"8')
         )
@@ -205,8 +205,8 @@ DDL: list[tuple[str, str]] = [
         "ALTER TABLE plain ALTER n TYPE numeric(9,2)",
         "column n changed its type from bigint to decimal(9,2)",
     ),
-    ("ALTER TABLE plain RENAME TO elsewhere", "was dropped or renamed"),
-    ("DROP TABLE plain", "was dropped or renamed"),
+    ("ALTER TABLE plain RENAME TO elsewhere", "was dropped, recreated or renamed"),
+    ("DROP TABLE plain", "was dropped, recreated or renamed"),
     (
         "DROP TABLE plain; CREATE TABLE plain (id int PRIMARY KEY, v text, n bigint, doc text)",
         "recreated",
@@ -438,7 +438,7 @@ def test_passwords_come_from_where_they_are_kept(tmp_path: Path, monkeypatch: An
     assert config.connection(replication=False, libpq_version=180_000)["password"] == "other"
     assert "other" not in repr(config)
     monkeypatch.delenv("DB_PASSWORD")
-    with pytest.raises(InvalidUsage, match="no environment variable DB_PASSWORD"):
+    with pytest.raises(InvalidUsage, match=r"environment variable DB_PASSWORD .*is not set"):
         config.connection(replication=False, libpq_version=180_000)
     with pytest.raises(InvalidUsage, match="one of password_env"):
         PostgresConfig(host="h", password_env="A", passfile="b").check()

@@ -314,7 +314,7 @@ async def test_a_bare_name_gets_the_name_that_is_wanted(db: House, tmp_path: Pat
             ({"makrs": "a"}, r"no tables public\.makrs in .*; there is public\.marks"),
             ({"big": "a"}, r"no tables public\.big in .*; there is public\.Big"),
             ({"marks": "a", "public.marks": "b"}, "are the same table: name it once"),
-            ({"public.a.b": "a"}, 'public.a.b\' names no table: .*public."a.b"'),
+            ({"public.a.b": "a"}, "invalid table name 'public.a.b': .*public.\"a.b\""),
         ):
             with pytest.raises(InvalidUsage, match=words):
                 await client.create_source("pg", options, tables)

@@ -184,8 +184,8 @@ def removed(path: Path, other: Path) -> None:
 PLANTED: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
     "missing": (removed, "is gone although"),
     "flipped": (flip, "crc32"),
-    "truncated": (cut, "written were"),
-    "of another shard": (lambda path, other: shutil.copy(other, path), "written were"),
+    "truncated": (cut, "expected "),
+    "of another shard": (lambda path, other: shutil.copy(other, path), "expected "),
     "unreadable": (replaced_by_a_folder, "could not read"),
 }
 
@@ -240,7 +240,7 @@ async def test_a_wrong_description_is_found(folder: Path) -> None:
     assert answer.exit_code == 1
     [report] = json.loads(answer.output)["shards"]
     [fault] = report["faults"]
-    assert "holds times" in fault["text"]
+    assert "contains times" in fault["text"]
 
     await rewritten(folder, lambda state: with_part(state, rows=state.batches[0].parts[0].rows + 1))
     answer = await shard("verify", folder, "flights")
@@ -361,7 +361,7 @@ async def test_what_is_read_of_the_catalog_is_what_it_holds(folder: Path) -> Non
         ]
         assert set(owners(found)) == {s for entry in catalog.objects for s in entry.shards}
         assert set(owners(found)) <= set(await client.list_shards())
-        with pytest.raises(UnknownObject, match="near it are flights"):
+        with pytest.raises(UnknownObject, match="similar tables and views: flights"):
             shard_of(found, "flight")
         state = await client.state(shard_of(found, "FLIGHTS"))
         outcome = await client.append([ShardAppend(state.id, state.upper, state.upper + 1, ())])

@@ -62,11 +62,11 @@ OUTCOMES: dict[str, tuple[Make, Any]] = {
     "nothing in no time": (lambda *_: parts(upper=5), "nothing moves by .5, 5., which"),
     "a time below": (
         lambda p, _, __: parts(replace(p, time_min=4)),
-        r"times 4 to 6, the interval is \[5, 9\)",
+        r"times 4 to 6, outside the interval \[5, 9\)",
     ),
     "a time beyond": (
         lambda p, _, __: parts(p, upper=6),
-        r"times 6 to 6, the interval is \[5, 6\)",
+        r"times 6 to 6, outside the interval \[5, 6\)",
     ),
     "no rows": (lambda p, _, __: parts(replace(p, rows=0)), "holds 0 rows: leave it out"),
     "another shard's part": (lambda _, __, other: parts(other), "was written for another shard"),
@@ -206,7 +206,7 @@ async def test_what_cannot_be_decided_is_raised_and_never_guessed() -> None:
     stores.consensus.reads_fail = 0
     assert await client.upper("s") == 9, "it had happened"
     again = replace(fresh, time_min=9, time_max=9)
-    with pytest.raises(InvalidUsage, match="appended before"):
+    with pytest.raises(InvalidUsage, match="already appended"):
         await client.append([parts(again, lower=9, upper=12)])
 
 
@@ -242,7 +242,7 @@ async def test_the_empty_upper_closes_the_shard_and_its_readers_end() -> None:
     with pytest.raises(ShardClosed, match="append to s: it is closed"):
         await client.append([parts(lower=EMPTY, upper=EMPTY)])
     assert await client.append([parts(lower=9, upper=12)]) == UpperMismatch("s", 9, EMPTY)
-    with pytest.raises(InvalidUsage, match="no upper lies beyond"):
+    with pytest.raises(InvalidUsage, match="cannot wait for an upper beyond"):
         await reader.next(EMPTY)
 
 

@@ -301,7 +301,7 @@ def test_statistics_survive_the_state_document() -> None:
     [
         (condition("b", "=", 1), "column does not exist .available: a, f, s"),
         (condition("a", "=", 1, 2), "takes one value, 2 were given"),
-        (condition("a", "is null", 2), "takes no value, 1 were given"),
+        (condition("a", "is null", 2), "expected no value, got 1"),
         (condition("a", "=", 1.0, kind="double"), "is no int64"),
         (condition("a", "=", None), "is no int64"),
     ],

@@ -83,15 +83,15 @@ async def test_buckets_are_asked_nothing_yet(kind: str, monkeypatch: pytest.Monk
     [
         ("state", "invalid URL 'state': expected file:PATH"),
         ("ftp://u:secret@host/x", "unknown kind of store ftp:: expected file:PATH"),
-        ("sqlite:/a", "sqlite: keeps documents, not blobs"),
-        ("postgresql://host/db", "postgresql: keeps documents, not blobs"),
-        ("file:", "names no path"),
+        ("sqlite:/a", "sqlite: stores documents"),
+        ("postgresql://host/db", "postgresql: stores documents"),
+        ("file:", "it has no path"),
         ("file://host/a", "expected a local path"),
         ("file:/a?b", "expected a local path"),
-        ("mem:a/b", "write mem: or mem:NAME"),
+        ("mem:a/b", "expected mem: or mem:NAME"),
         ("s3://Bucket/x", "expected s3://bucket/path"),
         ("s3://key:secret@bucket/x", "expected s3://bucket/path"),
-        ("s3://bucket/x?secret=1", "write a bucket as"),
+        ("s3://bucket/x?secret=1", "invalid bucket URL"),
     ],
 )
 async def test_wrong_urls_of_blobs_say_what_is_understood(url: str, text: str) -> None:

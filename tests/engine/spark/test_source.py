@@ -317,11 +317,11 @@ def test_damaged_contents_are_refused(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"shard": "s2"}, InvalidUsage, "no shard 's2'.*shards are s1"),
-        ({"shard": None, "object": "x"}, UnknownObject, "no table or view 'x'"),
+        ({"shard": "s2"}, InvalidUsage, "'s2'.*shards: s1"),
+        ({"shard": None, "object": "x"}, UnknownObject, "table or view 'x'"),
         ({"object": "x"}, InvalidUsage, "and not both"),
         ({"asof": "yesterday"}, InvalidUsage, "whole number"),
-        ({"asOff": "1"}, InvalidUsage, "no option 'asOff'; near it are asOf"),
+        ({"asOff": "1"}, InvalidUsage, "'asOff'.*similar options: asOf"),
         ({"path": "s1"}, InvalidUsage, r"'s1' was given to load\(\): leave it empty"),
         ({"changes": "yes"}, InvalidUsage, "true or false"),
         ({"stateDir": None}, InvalidUsage, "name the stores"),

@@ -201,7 +201,10 @@ DEEP = ShardImport("s2", NESTED)
             {"export": CopyToExport(SCHEMA, "s3://box/x", "csv", 1 << 40)},
             "the limit in a bucket is",
         ),
-        ({"export": CopyToExport(NESTED, "x", "csv", 9_999), "imports": (DEEP,)}, "CSV cannot"),
+        (
+            {"export": CopyToExport(NESTED, "x", "csv", 9_999), "imports": (DEEP,)},
+            "CSV does not support",
+        ),
         ({"export": CopyToExport(SCHEMA, "x", "csv", 9_999), "imports": ()}, "needs 1 imports"),
         ({"export": CopyToExport(SCHEMA, "x", "csv", 9_999), "imports": (OTHER,)}, "has the col"),
     ],
