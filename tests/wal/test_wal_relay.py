@@ -55,7 +55,7 @@ def refused(dsn: str, *more: str) -> str:
 def test_what_a_relay_is_refused_for_is_said() -> None:
     with postgres_server(max_wal_senders="1") as server:
         dsn = f"postgresql://bench@127.0.0.1:{server.port}"
-        assert "the server has no slot absent: make it" in refused(dsn, "--slot", "absent")
+        assert "the server has no slot absent: create it" in refused(dsn, "--slot", "absent")
         assert "no majority of 127.0.0.1:1 has elected" in refused(dsn)
     assert "refused" in refused(dsn)
     assert "which? Give --slot NAME" in refused(dsn, "--create-slot")

@@ -224,7 +224,7 @@ async def test_what_stops_it_comes_when_all_before_is_durable(tmp_path: Path) ->
                 raised = anyio.Event()
 
                 async def stopped() -> None:
-                    with pytest.raises(SourceUnreachable, match="of table 'gone', which is not"):
+                    with pytest.raises(SourceUnreachable, match="to table 'gone', which is not"):
                         await source.next()
                     raised.set()
 
@@ -234,7 +234,7 @@ async def test_what_stops_it_comes_when_all_before_is_durable(tmp_path: Path) ->
                 await source.taken(lab.position or "")
                 await raised.wait()
         async with lab.life() as source:
-            with pytest.raises(SourceUnreachable, match="of table 'gone', which is not") as failed:
+            with pytest.raises(SourceUnreachable, match="to table 'gone', which is not") as failed:
                 await lab.step(source)
             assert "undeclared=skip" in failed.value.hint
         assert lab.ids() == Bag([1, 2])
@@ -320,7 +320,7 @@ async def test_what_is_said_when_it_is_made(tmp_path: Path) -> None:
         assert [each.name for each in await lab.source().describe(None)] == ["orders", "notes"]
         [only] = await lab.source().describe({"orders": ["total"]})
         assert only.schema.names == ("id",)
-        with pytest.raises(InvalidUsage, match="there is no 'other'; there are: orders, notes"):
+        with pytest.raises(InvalidUsage, match=r"no table 'other' .available: orders, notes"):
             await lab.source().describe({"other": []})
         await those[0].down()
         await lab.source().describe(None)

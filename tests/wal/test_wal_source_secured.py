@@ -92,7 +92,7 @@ async def test_a_log_is_read_over_tls_with_a_token(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     files = Files(tmp_path / "secrets")
-    with pytest.raises(InvalidUsage, match=r"TLS needs .*: sslkey not given"):
+    with pytest.raises(InvalidUsage, match=r"TLS needs .*: sslkey not set"):
         config("a:1", **{**files.options("service"), "sslkey": ""}).check()
     with pytest.raises(InvalidUsage, match="cannot load PEM certificates and key"):
         config("a:1", **{**files.options("service"), "sslkey": files.path("authority")}).tls()

@@ -224,7 +224,7 @@ async def test_the_end_is_told_with_what_to_do(stage: ActorIsolation) -> None:
         (StorageError("could not read blob a: I/O error", determinate=True), "check the store"),
         (CorruptData("blob a has other bytes", determinate=True), "penstock shard inspect"),
         (ValueError("a fault of ours"), "the service's log"),
-        (InvalidUsage("rate = -1: must be at least 0"), ""),
+        (InvalidUsage("invalid rate -1: expected at least 0"), ""),
     ],
 )
 def test_every_error_but_those_that_say_it_has_a_remedy(error: Exception, hint: str) -> None:

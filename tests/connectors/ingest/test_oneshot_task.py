@@ -236,7 +236,7 @@ async def test_parts_are_bounded(stage: ActorIsolation) -> None:
     await stage.advance(10_000)
     (ended,) = house.ended()
     assert isinstance(ended.result, StagingFailed)
-    assert "more than 3 parts (copy_parts_max)" in ended.result.text
+    assert "(limit 3, copy_parts_max)" in ended.result.text
     assert await house.keys() == set()
     assert house.blob.writes <= 5
 

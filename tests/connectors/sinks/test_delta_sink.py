@@ -282,10 +282,10 @@ async def test_what_is_there_and_not_ours_is_refused(tmp_path: Path) -> None:
     ("schema", "text"),
     [
         (TableSchema((TableColumn("a", "void"),)), "void"),
-        (TableSchema((TableColumn("a", "int"), TableColumn("A", "int"))), "differ in case"),
+        (TableSchema((TableColumn("a", "int"), TableColumn("A", "int"))), "differ only in case"),
         (TableSchema((TableColumn("a b", "int"),)), "'a b'"),
         (TableSchema((TableColumn("_time", "int"),)), "adds a column"),
-        (TableSchema((TableColumn("s", "array<struct<x:int,X:int>>"),)), "differ in case"),
+        (TableSchema((TableColumn("s", "array<struct<x:int,X:int>>"),)), "differ only in case"),
         (TableSchema((TableColumn("s", "map<string,void>"),)), "void"),
         (TableSchema(()), "no column"),
     ],

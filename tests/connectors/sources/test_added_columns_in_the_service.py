@@ -64,7 +64,7 @@ async def test_views_indexes_and_readers_go_on(db: House, tmp_path: Path) -> Non
         await client.create_index("by_k", "orders", ["k"])
         before = await caught_up(db, client, 1)
         old = await rows(client, "orders", before)
-        with pytest.raises(InvalidUsage, match=r"public\.orders has no column note outside"):
+        with pytest.raises(InvalidUsage, match=r"public\.orders has no upstream column note"):
             await add(client, "orders", NOTE)
         for name in ("orders", "whole"):
             await db.run(f"ALTER TABLE {name} ADD COLUMN note text")
@@ -73,7 +73,7 @@ async def test_views_indexes_and_readers_go_on(db: House, tmp_path: Path) -> Non
         (status,) = await client.sources()
         assert status.health.status == "running"
         for column, words in (
-            (TableColumn("note", "int"), "note of public.orders is string here, not int"),
+            (TableColumn("note", "int"), "note of public.orders has type string, not int"),
             (TableColumn("K", "int"), "given twice"),
             (TableColumn("note", "string", False), "NOT NULL"),
         ):

@@ -124,7 +124,12 @@ async def test_an_object_that_changes_while_it_is_read(
     [
         ("list", "deny", "could not list .*do not allow it .403 AccessDenied", "s3:ListBucket"),
         ("read", "deny", "could not read .*a.parquet.*do not allow it .403", "s3:GetObject"),
-        ("list", "fail", "could not list .*the store failed .500 InternalError", "wait"),
+        (
+            "list",
+            "fail",
+            "could not list .*the store failed .500 InternalError",
+            "the service will retry",
+        ),
         ("read", "hang", "could not read .*the store did not respond", "the service will retry"),
     ],
 )

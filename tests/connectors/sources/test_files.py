@@ -338,7 +338,7 @@ def test_null_where_none_may_be_is_malformed(lab: Lab) -> None:
         source = FilesSource(lab.config(columns=columns), lab.around())
         exports = await source.describe(None)
         assert exports[0].schema.columns == columns
-        with pytest.raises(MalformedFile, match="column k holds NULL"):
+        with pytest.raises(MalformedFile, match="column k is NOT NULL, but contains NULL"):
             await drive(source, exports, Contents())
 
     on_virtual_time(main)
@@ -373,10 +373,13 @@ def test_columns_are_inferred_or_declared(lab: Lab) -> None:
         ({"options": {"path": "/etc"}}, "unknown option 'path' for csv"),
         ({"options": {"recursiveFileLookup": "true"}}, "recursiveFileLookup"),
         ({"format": "parquet", "options": {"header": "true"}}, "'header'"),
-        ({"columns": (TableColumn("a", "bigint"), TableColumn("A", "int"))}, "named twice: A, a"),
+        (
+            {"columns": (TableColumn("a", "bigint"), TableColumn("A", "int"))},
+            "duplicate column names: A, a",
+        ),
         ({"columns": (TableColumn("a", "wrong"),)}, "wrong"),
-        ({"poll_ms": 0}, "poll_ms = 0"),
-        ({"batch_files_max": 0}, "batch_files_max = 0"),
+        ({"poll_ms": 0}, "invalid poll_ms 0"),
+        ({"batch_files_max": 0}, "invalid batch_files_max 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(lab: Lab, more: Any, said: str) -> None:
@@ -486,7 +489,7 @@ def test_a_malformed_file_behind_given_rows_does_not_hold_up_those_before_it(
                 await drive(source, (SourceExport(EXPORT, strict),), lab.contents)
             assert str(path) in str(caught.value)
             assert lab.keys == list(range(20_000))
-        where = {"NULL": "in row 20000", "torn": "behind row 10000"}.get(fault, "")
+        where = {"NULL": "in row 20000", "torn": "after row 10000"}.get(fault, "")
         assert where in str(caught.value)
 
     on_virtual_time(main)

@@ -298,15 +298,15 @@ def test_nexmark_refers_to_what_is_there_and_has_its_hot_ones() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (CounterConfig(rate=-1), "rate = -1"),
-        (CounterConfig(rate=float("nan")), "rate = nan"),
+        (CounterConfig(rate=-1), "invalid rate -1"),
+        (CounterConfig(rate=float("nan")), "invalid rate nan"),
         (CounterConfig(up_to=-1), "up_to"),
-        (CounterConfig(max_cardinality=0), "max_cardinality = 0"),
-        (ChurnConfig(keys=0), "keys = 0"),
+        (CounterConfig(max_cardinality=0), "invalid max_cardinality 0"),
+        (ChurnConfig(keys=0), "invalid keys 0"),
         (ChurnConfig(keys=1 << 40), "keys"),
-        (ChurnConfig(updates=0), "updates = 0"),
+        (ChurnConfig(updates=0), "invalid updates 0"),
         (ChurnConfig(payload_bytes=1 << 20), "payload_bytes"),
-        (NexmarkConfig(hot_sellers=0), "hot_sellers = 0"),
+        (NexmarkConfig(hot_sellers=0), "invalid hot_sellers 0"),
         (NexmarkConfig(event_rate=0), "event_rate"),
         (NexmarkConfig(every_ms=0), "every_ms"),
     ],
@@ -327,7 +327,7 @@ def test_configurations_travel_and_strangers_do_not() -> None:
 def test_a_name_or_a_position_that_is_not_ours_is_refused() -> None:
     async def main() -> None:
         source = make_source(NexmarkConfig(), around())
-        with pytest.raises(InvalidUsage, match="there is no 'bids'"):
+        with pytest.raises(InvalidUsage, match="no table 'bids'"):
             await source.describe({"bids": ()})
         with pytest.raises(InvalidUsage, match="no column prize"):
             await source.describe({"bid": ("prize",)})

@@ -191,13 +191,13 @@ class Tally(dict[Any, int]):
 @pytest.mark.parametrize(
     ("kind", "literal", "words"),
     [
-        ("date", "'infinity'", "only years 1 to 9999"),
-        ("date", "'0044-03-15 BC'", "only years 1 to 9999"),
-        ("timestamp", "'10000-01-01'", "only years 1 to 9999"),
-        ("timestamptz", "'-infinity'", "only years 1 to 9999"),
+        ("date", "'infinity'", "in years 1 to 9999"),
+        ("date", "'0044-03-15 BC'", "in years 1 to 9999"),
+        ("timestamp", "'10000-01-01'", "in years 1 to 9999"),
+        ("timestamptz", "'-infinity'", "in years 1 to 9999"),
         ("numeric(5,2)", "'NaN'", "does not fit"),
         ("int[]", "'{{1,2},{3,4}}'", "one dimension"),
-        ("date[]", "'{2024-01-01,infinity}'", "only years 1 to 9999"),
+        ("date[]", "'{2024-01-01,infinity}'", "in years 1 to 9999"),
     ],
 )
 async def test_what_cannot_be_held_ends_its_table_alone(

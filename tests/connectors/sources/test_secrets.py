@@ -112,7 +112,7 @@ def test_a_secret_goes_to_the_hosts_beside_it(name: str, tmp_path: Path) -> None
 
     # Without a list an administrator alone may name it.
     check("db", listed_only=False)
-    with pytest.raises(AccessDenied, match=r"(_|\.)(HOSTS|hosts) lists, and db:5432 is not listed"):
+    with pytest.raises(AccessDenied, match=r"(_|\.)(HOSTS|hosts), and db:5432 is not listed"):
         check("db", listed_only=True)
     listed("db, standby:5432")
     for only in (False, True):
@@ -134,7 +134,7 @@ def test_a_list_that_cannot_be_read_allows_nothing(tmp_path: Path) -> None:
     settings = Settings(secret_dir=str(tmp_path))
     found = config(password_file=str(tmp_path / "production"))
     (tmp_path / "production.hosts").mkdir()
-    with pytest.raises(InvalidUsage, match="cannot be read"):
+    with pytest.raises(InvalidUsage, match="cannot read"):
         check_secrets(found, settings)
     (tmp_path / "production.hosts").rmdir()
     (tmp_path / "production.hosts").write_text("db\n" * HOSTS_BYTES_MAX)

@@ -182,7 +182,7 @@ def removed(path: Path, other: Path) -> None:
 
 
 PLANTED: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
-    "missing": (removed, "is gone although"),
+    "missing": (removed, "is missing although"),
     "flipped": (flip, "crc32"),
     "truncated": (cut, "expected "),
     "of another shard": (lambda path, other: shutil.copy(other, path), "expected "),
@@ -322,8 +322,8 @@ async def test_a_guests_lease_keeps_what_was_replaced(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        (["inspect", "flihgts"], UnknownObject, "there is no shard 'flihgts'"),
-        (["verify", "nothing"], UnknownObject, "shards are"),
+        (["inspect", "flihgts"], UnknownObject, "shard 'flihgts' does not exist"),
+        (["verify", "nothing"], UnknownObject, "available shards:"),
         (["list", "--set", "x"], BadSettings, "name=value"),
     ],
 )

@@ -332,7 +332,7 @@ async def test_what_is_damaged_or_missing_is_named(tmp_path: Path) -> None:
         part = next((tmp_path / "kept" / "parts").glob("[!.]*/*.parquet"))
         whole = part.read_bytes()
         part.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        with pytest.raises(CorruptData, match=r"with crc32 .*, described are"):
+        with pytest.raises(CorruptData, match=r"with crc32 .*, expected"):
             await restore(target, settings_of(tmp_path / "a2"))
         part.unlink()
         with pytest.raises(CorruptData, match=r"has lost .*, which it names"):
@@ -355,7 +355,7 @@ async def test_a_damaged_part_of_the_service_ends_no_backup_in_silence(tmp_path:
         await insert(client, 0, 500)
         part = next(path for path in (tmp_path / "state" / "blob").glob("*/*.parquet"))
         part.write_bytes(part.read_bytes()[:-1])
-        with pytest.raises(CorruptData, match="described are"):
+        with pytest.raises(CorruptData, match=r"bytes with crc32 .*, expected"):
             await back_up(settings, target)
         assert await (await BackupTarget.open(target, settings, CLOCK)).manifests() == []
 

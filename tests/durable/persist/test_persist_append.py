@@ -375,7 +375,7 @@ async def test_an_outcome_that_cannot_be_told_is_not_guessed() -> None:
 
     stores.consensus.fail = "after"
     stores.consensus.head = meanwhile
-    with pytest.raises(StorageError, match="cannot be told") as caught:
+    with pytest.raises(StorageError, match="cannot determine whether") as caught:
         await client.append([ShardAppend("s", 0, 1, ())])
     assert not caught.value.determinate
     assert await others[0].append([ShardAppend("s", 17, 18, ())]) == AppendCommitted((("s", 18),))
@@ -391,7 +391,7 @@ async def test_a_creation_that_cannot_be_told_is_not_guessed() -> None:
             await add(stores.client(), "s", upper, (1, upper - 1, 1))
 
     stores.consensus.fail, stores.consensus.meanwhile = "after", meanwhile
-    with pytest.raises(StorageError, match="cannot be told") as caught:
+    with pytest.raises(StorageError, match="cannot determine whether") as caught:
         await client.create_shards([NewShard("s", SCHEMA)])
     assert not caught.value.determinate
     assert not await client.create_shards([NewShard("s", SCHEMA)]), "it is there"

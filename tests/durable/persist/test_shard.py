@@ -214,7 +214,7 @@ def test_writers_are_few() -> None:
 
 
 def test_a_hold_below_the_since_of_a_new_shard() -> None:
-    with pytest.raises(InvalidUsage, match="hold h at 3 lies below its since 5"):
+    with pytest.raises(InvalidUsage, match="hold h at 3 is below its since 5"):
         new(since=5, holds={"h": 3})
 
 

@@ -111,7 +111,7 @@ async def test_wrong_urls_of_blobs_say_what_is_understood(url: str, text: str) -
         ("gs://b/x", "gs: stores blobs (expected"),
         ("az://b/x", "az: stores blobs (expected"),
         ("sqlite://host/a", "expected a local path"),
-        ("postgresql://host/db?schema=A%20b", "schema 'A b': use a-z"),
+        ("postgresql://host/db?schema=A%20b", "invalid schema 'A b': use only a-z"),
         ("postgresql://host/db?sslmoode=off", "sslmoode"),
         ("postgresql://u:secret@host/db", "a password must not be in the URL"),
         (

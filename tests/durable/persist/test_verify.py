@@ -42,12 +42,12 @@ def test_a_part_is_as_it_is_described() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({TIME: [2, 4, 7]}, "holds times 2 to 7, described were 3 to 7"),
-        ({TIME: [3, 4, 8]}, "holds times 3 to 8, described were 3 to 7"),
+        ({TIME: [2, 4, 7]}, "contains times 2 to 7, expected 3 to 7"),
+        ({TIME: [3, 4, 8]}, "contains times 3 to 8, expected 3 to 7"),
         ({TIME: [3, None, 7]}, "1 rows have no time"),
         ({DIFF: [1, None, 1]}, "1 rows have no diff"),
-        ({DIFF: [1, -1, 1]}, "contains negative diffs, described are none"),
-        ({ERROR: [None, None, "x"]}, "contains errors, described are none"),
+        ({DIFF: [1, -1, 1]}, "contains negative diffs, expected none"),
+        ({ERROR: [None, None, "x"]}, "contains errors, expected none"),
         ({"a": [1, 2, 5]}, "column a: 0 NULLs, described 1"),
         ({"a": [0, None, 5]}, "column a: 0 is below the bound 1"),
         ({"a": [1, None, 6]}, "column a: 6 is above the bound 5"),

@@ -282,7 +282,7 @@ def test_loads_do_not_fill_the_document(world: World, monkeypatch: pytest.Monkey
     world.since(9)
     assert world.state().since == 6  # that of the oldest of the three newest
     assert rows(sources[1]) == {(1, "a"): 1}
-    with pytest.raises(ReadBelowSince, match="5 lies below its since 6"):
+    with pytest.raises(ReadBelowSince, match="5 is below its since 6"):
         rows(sources[0])
 
 
@@ -310,7 +310,7 @@ def test_damaged_contents_are_refused(world: World) -> None:
     with pytest.raises(CorruptData, match="crc32"):
         rows_of(reader, partitions)
     path.unlink()
-    with pytest.raises(CorruptData, match="is gone although"):
+    with pytest.raises(CorruptData, match="is missing although"):
         rows_of(reader, partitions)
 
 

@@ -194,7 +194,7 @@ DEEP = ShardImport("s2", NESTED)
             "needs 0 hidden shards, 1 were given",
         ),
         ({"as_of": 5, "until": 5}, "ends at 5, not after its as_of 5"),
-        ({"export": CopyToExport(SCHEMA, "x", "csv", 9)}, "file_bytes_max = 9: must be at least"),
+        ({"export": CopyToExport(SCHEMA, "x", "csv", 9)}, "file_bytes_max 9: expected at least"),
         ({"export": CopyToExport(SCHEMA, "s3:/b", "csv", 9_999)}, "expected s3://"),
         ({"export": CopyToExport(SCHEMA, "ftp://b", "csv", 9_999)}, "ftp: is not supported"),
         (

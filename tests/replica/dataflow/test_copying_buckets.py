@@ -489,7 +489,7 @@ def test_places_are_below_what_is_allowed() -> None:
             bucket_place(url, settings)
     with pytest.raises(InvalidUsage, match="whole bucket"):
         bucket_place("gs://other/", settings)
-    with pytest.raises(InvalidUsage, match="only: none"):
+    with pytest.raises(InvalidUsage, match="at or below none"):
         bucket_place("s3://box/a/b", Settings())
 
 

@@ -147,15 +147,13 @@ def compare_with_description(part: BatchPart, updates: pa.Table) -> list[str]:
     if updates[TIME].null_count:
         found.append(f"{updates[TIME].null_count} rows have no time")
     elif low < part.time_min or high > part.time_max:
-        found.append(
-            f"contains times {low} to {high}, described are {part.time_min} to {part.time_max}"
-        )
+        found.append(f"contains times {low} to {high}, expected {part.time_min} to {part.time_max}")
     if updates[DIFF].null_count:
         found.append(f"{updates[DIFF].null_count} rows have no diff")
     elif not part.retracts and pc.min(updates[DIFF]).as_py() < 0:
-        found.append("contains negative diffs, described are none")
+        found.append("contains negative diffs, expected none")
     if ERROR in updates.column_names and not part.has_errors:
-        found.append("contains errors, described are none")
+        found.append("contains errors, expected none")
     for known in part.statistics:
         if known.column in updates.column_names:
             found += _unlike(known, updates[known.column])
