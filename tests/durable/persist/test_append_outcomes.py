@@ -68,7 +68,7 @@ OUTCOMES: dict[str, tuple[Make, Any]] = {
         lambda p, _, __: parts(p, upper=6),
         r"times 6 to 6, outside the interval \[5, 6\)",
     ),
-    "no rows": (lambda p, _, __: parts(replace(p, rows=0)), "holds 0 rows: leave it out"),
+    "no rows": (lambda p, _, __: parts(replace(p, rows=0)), "has 0 rows: leave it out"),
     "another shard's part": (lambda _, __, other: parts(other), "was written for another shard"),
     "a part again": (
         lambda _, old, __: parts(replace(old, time_min=6, time_max=6)),
@@ -77,7 +77,7 @@ OUTCOMES: dict[str, tuple[Make, Any]] = {
     "a part twice": (lambda p, _, __: parts(p, p), "was already appended, or is listed twice"),
     "an unknown schema": (
         lambda p, _, __: parts(replace(p, schema_id=1)),
-        "has schema 1, the shard's newest is 0",
+        "has schema 1, but the shard's newest is 0",
     ),
     "an unknown shard": (lambda *_: ShardAppend("x", 0, 9, ()), UnknownObject),
     "a hold below the since": (

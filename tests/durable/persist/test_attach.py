@@ -247,7 +247,7 @@ async def test_leases_of_guests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     await filled(world)
     guest = world.guest()
     readers = [await guest.open_reader(S, "r") for _ in range(8)]
-    with pytest.raises(ResourceBusy, match="at most 8"):
+    with pytest.raises(ResourceBusy, match="limit 8"):
         await guest.open_reader(S, "one more")
     await readers[0].close()
     await guest.open_reader(S, "instead")
