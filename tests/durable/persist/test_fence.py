@@ -159,7 +159,7 @@ async def test_stores_of_a_newer_version_are_refused() -> None:
     ):
         await taken(documents, "a")
     await documents.compare_and_set([CompareAndSet(EPOCH_KEY, 0, b"junk")])
-    with pytest.raises(CorruptData, match="cannot decode epoch"):
+    with pytest.raises(CorruptData, match="cannot decode document epoch"):
         await taken(documents, "a")
 
 

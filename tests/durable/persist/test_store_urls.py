@@ -82,7 +82,7 @@ async def test_buckets_are_asked_nothing_yet(kind: str, monkeypatch: pytest.Monk
     ("url", "text"),
     [
         ("state", "invalid URL 'state': expected file:PATH"),
-        ("ftp://u:secret@host/x", "unknown kind of store ftp:: expected file:PATH"),
+        ("ftp://u:secret@host/x", "unknown kind of store ftp: expected file:PATH"),
         ("sqlite:/a", "sqlite: stores documents"),
         ("postgresql://host/db", "postgresql: stores documents"),
         ("file:", "it has no path"),
@@ -105,7 +105,7 @@ async def test_wrong_urls_of_blobs_say_what_is_understood(url: str, text: str) -
     ("url", "text"),
     [
         ("", "invalid URL '': expected sqlite:PATH, postgresql://"),
-        ("mysql://u:secret@host/x", "unknown kind of store mysql:: expected sqlite:PATH"),
+        ("mysql://u:secret@host/x", "unknown kind of store mysql: expected sqlite:PATH"),
         ("file:/a", "file: stores blobs (expected"),
         ("s3://b/x", "s3: stores blobs (expected sqlite:PATH, postgresql://"),
         ("gs://b/x", "gs: stores blobs (expected"),

@@ -77,7 +77,7 @@ async def test_what_is_not_there_whole_or_has_other_columns_is_refused(s3: S3) -
     name, _, prefix = reserved
     torn = written(s3, bucket, prefix, "a.parquet", (1, 4, 1))
     s3.ask("PUT", f"/{bucket}/{prefix}a.parquet", b"torn")
-    with pytest.raises(StorageError, match="and 4 are there"):
+    with pytest.raises(StorageError, match="but has 4"):
         await client.adopt_written("s", name, [torn])
     s3.ask("DELETE", f"/{bucket}/{prefix}a.parquet")
     with pytest.raises(StorageError, match="none are there"):

@@ -417,7 +417,7 @@ def test_positions_lead_into_the_text() -> None:
     assert found.position == 2
     assert found.query is not None
     assert text[found.query.start : found.query.end] == found.query.text == "SELECT a\n  FROM t"
-    with pytest.raises(SqlSyntaxError, match="there twice") as caught:
+    with pytest.raises(SqlSyntaxError, match="duplicate column names") as caught:
         parse_statement("CREATE TABLE t (a int, PRIMARY KEY (a), A int)")
     assert caught.value.position == 40
 
