@@ -131,8 +131,8 @@ class OneshotTask(Actor[_Message]):
         self._bytes = 0
         """Size of `_gathered`."""
         self._parts: list[BatchPart] = []
-        # What is under way: a read, a write; and whether all is read, and the owner told.
         """Parts written so far."""
+        # A read and a write in progress; all rows read; the owner told about the result.
         self._asking = self._writing = self._exhausted = self._ended = False
 
     async def on_start(self) -> None:

@@ -670,7 +670,7 @@ def refused(lab: Lab) -> Sequence[tuple[dict[str, Any], str]]:
     return (
         ({"path": "/etc/passwd"}, "source_dirs"),
         ({"columns": ("k", "w")}, "no column w"),
-        ({"columns": ("k", "k")}, "named twice"),
+        ({"columns": ("k", "k")}, "duplicate column names"),
         ({"columns": ("v",)}, "must have k"),
         ({"options": {"path": "x"}}, "'path'"),
         ({"pattern": "*.json"}, "no file"),

@@ -335,7 +335,7 @@ def test_a_name_or_a_position_that_is_not_ours_is_refused() -> None:
         for position in ("", "{}", '{"events":"x","exports":[]}'):
             with pytest.raises(InvalidUsage, match="invalid position"):
                 await source.open((bid,), position)
-        with pytest.raises(InvalidUsage, match="has no 'bid'"):
+        with pytest.raises(InvalidUsage, match="has no table 'bid'"):
             await make_source(CounterConfig(), around()).open((bid,), None)
 
     on_virtual_time(main)

@@ -230,7 +230,7 @@ async def test_at_every_mark_all_rows_have_the_values_or_none(db: House) -> None
 REFUSED: list[tuple[str, str, str]] = [
     ("gone", "string", "no upstream column gone that is not yet ingested .available: x, y, Z."),
     ("x", "string", "column x of public.t has type int, not string: use ADD COLUMN x int"),
-    ("y", "varchar(5)", "is string here"),
+    ("y", "varchar(5)", "has type string"),
     ("made", "int", "no column made outside"),
     ("v", "string", "no upstream column v that is not yet ingested"),
     ("z", "int", "there are: x, y, Z"),

@@ -370,7 +370,7 @@ async def test_a_user_without_rights(db: House) -> None:
             InvalidUsage, match=r"does not own public.plain: have the owner run CREATE PUB"
         ):
             await source.describe({"plain": ()})
-        with pytest.raises(InvalidUsage, match="create is off: CREATE PUBLICATION"):
+        with pytest.raises(InvalidUsage, match="create is off: run CREATE PUBLICATION"):
             await db.source(user=role, create=False).describe({"plain": ()})
         await db.run("ALTER TABLE plain ENABLE ROW LEVEL SECURITY")
         with pytest.raises(InvalidUsage, match="row security hides rows"):

@@ -312,7 +312,7 @@ async def test_a_bare_name_gets_the_name_that_is_wanted(db: House, tmp_path: Pat
     async with running(tmp_path) as client:
         for tables, words in (
             ({"makrs": "a"}, r"no tables public\.makrs in .*; did you mean public\.marks"),
-            ({"big": "a"}, r"no tables public\.big in .*; there is public\.Big"),
+            ({"big": "a"}, r"no tables public\.big in .*; did you mean public\.Big"),
             ({"marks": "a", "public.marks": "b"}, "are the same table: name it once"),
             ({"public.a.b": "a"}, "invalid table name 'public.a.b': .*public.\"a.b\""),
         ):

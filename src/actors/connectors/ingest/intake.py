@@ -71,7 +71,7 @@ Work: TypeAlias = ResolveUpserts | FeedContents | RetractExport | DiscardStaged
 class _Turn(enum.Enum):
     """Next action after the first item of the queue, if that needs no effect."""
 
-    GO_ON = "go on"
+    CONTINUE = "continue"
     WAIT = "wait"
 
 
@@ -148,7 +148,7 @@ class SourceIntake:
                     assert_never(given)
             if work is _Turn.WAIT:
                 return None
-            if work is not _Turn.GO_ON:
+            if work is not _Turn.CONTINUE:
                 return work
         return None
 
@@ -167,7 +167,7 @@ class SourceIntake:
     def _next(self, work: Work | None = None) -> Work | _Turn:
         """Remove the first item from the queue."""
         self._queue.popleft()
-        return _Turn.GO_ON if work is None else work
+        return _Turn.CONTINUE if work is None else work
 
     def _rows(self, given: SourceRows, settled: bool) -> Work | _Turn:
         if given.export in self._upserts:

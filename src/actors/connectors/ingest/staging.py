@@ -121,8 +121,8 @@ class IngestStaging:
         self._open = _Stage()
         self._complete = _Stage()
         self._mark: PositionMark | None = None
-        # External changes, filled exports, and the newest commit time, up to the last mark.
         """The last mark; None if no rows are complete."""
+        # External changes, filled exports, and the newest commit time, up to the last mark.
         self._messages = 0
         self._filled: frozenset[str] = frozenset()
         self._outside_ms: int | None = None

@@ -185,8 +185,8 @@ class OutputFiles:
         # A quarter of the limit, so that files end close to it.
         self._piece_bytes = max(1, min(PIECE_BYTES, file_bytes_max // 4))
         self._open: _Open | None = None
-        # Rows that are not written yet, and their size.
         """The file being written; None between files."""
+        # Rows that are not written yet, and their size.
         self._waiting: list[pa.Table] = []
         self._waiting_bytes = 0
         self.written: list[WrittenFile] = []

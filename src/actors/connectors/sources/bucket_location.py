@@ -79,9 +79,9 @@ class BucketLocation:
         self._around = around
         self._opened = opened
         self._store: BucketStore | None = None
-        self._spools = 0
-        # Number of download folders made so far; names the next one.
         """Opened at the first use, then kept."""
+        self._spools = 0
+        """Number of download folders made so far; names the next one."""
 
     async def check(self) -> None:
         """Do nothing: the constructor has checked the URL."""

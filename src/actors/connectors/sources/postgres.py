@@ -253,9 +253,9 @@ class PostgresSource:
         began, at = lsn > 0, lsn
         survey = await survey_now(looker, [each.oid for each in filled.values()], self._publication)
         verdicts = await self._judge(survey, filled)
-        anew = {name for name, each in verdicts.items() if isinstance(each, TableNeedsRefill)}
+        refill = {name for name, each in verdicts.items() if isinstance(each, TableNeedsRefill)}
         new = [found[name] for name in self._exports if name in found]
-        new = [table for table in new if table.name not in filled or table.name in anew]
+        new = [table for table in new if table.name not in filled or table.name in refill]
         wider = self._wider(filled, verdicts)
         copied = [*new, *(found[name] for name in wider)]
         growing: dict[str, FilledTable] = {}
@@ -303,7 +303,7 @@ class PostgresSource:
         if len(self._position_text(lsn)) > POSITION_BYTES_MAX:
             raise InvalidUsage(f"too many tables ({len(self._exports)}): use several sources")
         if copied:
-            self._ready += [ExportTruncated(name) for name in sorted(anew) if name not in refused]
+            self._ready += [ExportTruncated(name) for name in sorted(refill) if name not in refused]
             live = [table for table in copied if not changes.is_failed(table.name)]
             self._begin_copies(live, filled | growing, wider, survey)
         elif not began:
@@ -626,7 +626,7 @@ class PostgresSource:
                     self._filled[name] = msgspec.structs.replace(
                         self._filled[name], fingerprint=verdict.fingerprint, names=verdict.names
                     )
-                    changes.stands(name, verdict)
+                    changes.keep_export(name, verdict)
                     self._notes.pop(name, None)
                     if verdict.note:
                         self._notes[name] = verdict.note

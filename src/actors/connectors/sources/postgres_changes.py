@@ -178,7 +178,7 @@ class DecodedChanges:
             return []
         return self._mark(lsn, None)
 
-    def stands(self, export: str, found: TableContinues) -> None:
+    def keep_export(self, export: str, found: TableContinues) -> None:
         """Note the verdict that a table still matches the catalog."""
         if found.fingerprint.strict:
             self._listed[export] = found.all_names

@@ -96,9 +96,11 @@ async def read_owner(consensus: ConsensusStore) -> OwnerObservation:
     beat = await consensus.head(HEARTBEAT_KEY)
     if epoch is None or beat is None:
         return OwnerObservation(_seqno(epoch), _seqno(beat))
-    told = _decoded(beat.data)
+    heartbeat = _decoded(beat.data)
     # A document left by an earlier owner says nothing about this one.
-    return OwnerObservation(epoch.seqno, beat.seqno, told.stopped and told.epoch == epoch.seqno)
+    return OwnerObservation(
+        epoch.seqno, beat.seqno, heartbeat.stopped and heartbeat.epoch == epoch.seqno
+    )
 
 
 async def wait_for_stores(
@@ -106,15 +108,15 @@ async def wait_for_stores(
 ) -> OwnerObservation:
     """Wait until the stores have no owner, and return the last observation. Keeps trying while the
     store does not respond. Raises `CorruptData`."""
-    watch, told = OwnerWatch(settings.takeover_ms), False
+    watch, logged = OwnerWatch(settings.takeover_ms), False
     while True:
         try:
             seen = await read_owner(consensus)
             if watch.is_gone(seen, clock.monotonic_ms()):
                 return seen
-            if not told:
+            if not logged:
                 log.info("standing by: another service owns the stores")
-                told = True
+                logged = True
         except CorruptData:
             # Waiting would not help, and a takeover could destroy what a newer release wrote.
             raise
@@ -142,8 +144,8 @@ async def _tell(fence: FencedConsensus, *, stopped: bool) -> None:
     try:
         # Read each time, because the outcome of the previous set may be unknown.
         head = await fence.head(HEARTBEAT_KEY)
-        told = msgspec.msgpack.encode(OwnerHeartbeat(fence.seqno, stopped))
-        await fence.compare_and_set([CompareAndSet(HEARTBEAT_KEY, _seqno(head), told)])
+        encoded = msgspec.msgpack.encode(OwnerHeartbeat(fence.seqno, stopped))
+        await fence.compare_and_set([CompareAndSet(HEARTBEAT_KEY, _seqno(head), encoded)])
     except WriterFenced:
         return  # `follow` raises it
     except StorageError as error:
