@@ -466,7 +466,7 @@ async def test_in_a_service(tmp_path: Path) -> None:
 
             async def stalled() -> bool:
                 health = (await status(client)).health
-                return health.status == "stalled" and "of table 'other'" in (health.error or "")
+                return health.status == "stalled" and "to table 'other'" in (health.error or "")
 
             await until(stalled)
             assert (await read(client, "orders_in", "id"))[1] == 6, "what is before it is taken"
