@@ -221,7 +221,7 @@ async def test_what_cannot_be_is_refused_with_the_file_and_nothing_is_left(tmp_p
             (InvalidUsage, "no column x", {"columns": ["id", "s", "x"]}),
             (InvalidUsage, "source_dirs", {"path": "/etc"}),
             (PenstockError, "cannot read .*absent", {"path": f"{folder}/absent"}),
-            (InvalidUsage, "no file \\*.csv", {"pattern": "*.csv"}),
+            (InvalidUsage, "no file matches \\*.csv", {"pattern": "*.csv"}),
             (InvalidUsage, "unknown option 'header' for parquet", {"options": {"header": "true"}}),
             (InvalidUsage, "only tables are written", {"table": "v"}),
             (UnknownObject, "w", {"table": "w"}),
