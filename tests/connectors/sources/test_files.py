@@ -687,7 +687,7 @@ def test_a_copy_that_cannot_be_is_refused_before_it_begins(lab: Lab) -> None:
             with pytest.raises(InvalidUsage, match=said):
                 await OneshotCopy(request, target, lab.around()).prepare()
         missing = CopyFromConfig(path=str(lab.folder / "absent.csv"), format="csv")
-        with pytest.raises(SourceUnreachable, match="cannot be read"):
+        with pytest.raises(SourceUnreachable, match="cannot read"):
             await OneshotCopy(missing, target, lab.around()).prepare()
 
     on_virtual_time(main)
