@@ -216,13 +216,13 @@ async def test_what_cannot_be_is_refused_with_the_file_and_nothing_is_left(tmp_p
         await client.create_table("t", {"id": "bigint", "s": "string not null"})
         await client.create_materialized_view("v", "SELECT id FROM t")
         cases: list[tuple[type[PenstockError], str, dict[str, Any]]] = [
-            (InvalidUsage, r"2\.parquet: column s holds NULL", {}),
+            (InvalidUsage, r"2\.parquet: column s is NOT NULL, but contains NULL", {}),
             (InvalidUsage, "must have s, which may not be NULL", {"columns": ["id"]}),
             (InvalidUsage, "no column x", {"columns": ["id", "s", "x"]}),
             (InvalidUsage, "source_dirs", {"path": "/etc"}),
-            (PenstockError, "absent cannot be read", {"path": f"{folder}/absent"}),
-            (InvalidUsage, "no file \\*.csv", {"pattern": "*.csv"}),
-            (InvalidUsage, "'header' is not one for parquet", {"options": {"header": "true"}}),
+            (PenstockError, "cannot read .*absent", {"path": f"{folder}/absent"}),
+            (InvalidUsage, "no file matches \\*.csv", {"pattern": "*.csv"}),
+            (InvalidUsage, "unknown option 'header' for parquet", {"options": {"header": "true"}}),
             (InvalidUsage, "cannot write to v", {"table": "v"}),
             (UnknownObject, "w", {"table": "w"}),
             (InvalidUsage, "path of the files: it is empty", {"path": ""}),
@@ -251,7 +251,7 @@ async def test_a_file_that_changes_meanwhile_fails_the_copy(
 
         async with anyio.create_task_group() as group:
             group.start_soon(change)
-            with pytest.raises(PenstockError, match=r"a\.parquet was changed while it was copied"):
+            with pytest.raises(PenstockError, match=r"a\.parquet changed while it was copied"):
                 await client.copy_from("t", str(tmp_path / "in"), "parquet")
         assert (await client.peek("t")).num_rows == 0
         await until(lambda: blobs(tmp_path) == [])
@@ -371,7 +371,7 @@ async def test_parts_are_bounded(tmp_path: Path) -> None:
     limits = {"source_inflight_bytes_max": 1, "copy_parts_max": 2, "part_bytes_target": 64}
     async with running(tmp_path, **limits) as (client, _):
         await client.create_table("t", {"id": "bigint", "s": "string"})
-        with pytest.raises(InvalidUsage, match="more than 2 parts"):
+        with pytest.raises(InvalidUsage, match="limit 2, copy_parts_max"):
             await client.copy_from("t", str(tmp_path / "in"), "parquet")
         await until(lambda: blobs(tmp_path) == [])
     async with running(tmp_path) as (client, _):
@@ -490,7 +490,7 @@ async def test_the_command_line_copies_tells_how_far_it_is_and_says_what_is_wron
         )
         status, out, err = await run_cli(*given, "/etc", "--format", "csv", "--quiet")
         assert (status, out) == (2, "")
-        assert err.startswith("penstock: InvalidUsage: /etc lies in none of the folders")
+        assert err.startswith("penstock: InvalidUsage: /etc is not below a folder")
         status, _, err = await run_cli(*given, folder, "--format", "xml")
         assert (status, "expected one of parquet, csv, json" in err) == (2, True)
         status, _, err = await run_cli(*given, folder, "--format", "csv", "-o", "header")

@@ -132,7 +132,7 @@ async def test_what_cannot_be_copied_is_told_and_leaves_nothing(tmp_path: Path) 
         await client.create_materialized_view("bad", "SELECT cast(x AS int) AS i FROM t")
         await client.insert("t", [{"x": "one"}])
         copies = Path(service.settings.state_dir) / "copies"
-        with pytest.raises(InvalidUsage, match="CSV cannot hold nested"):
+        with pytest.raises(InvalidUsage, match="CSV does not support nested"):
             await client.copy_to("n", "x", format="csv")
         with pytest.raises(InvalidUsage, match="copy_buckets"):
             await client.copy_to("n", "s3://bucket/x", format="json")

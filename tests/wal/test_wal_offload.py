@@ -532,5 +532,5 @@ async def test_a_place_that_is_none_is_told_at_the_start(tmp_path: Path) -> None
     settings = Settings(
         wal_listen="127.0.0.1:0", wal_dir=str(tmp_path), wal_blob_url="nowhere://at/all"
     )
-    with pytest.raises(InvalidUsage, match="no store is called nowhere"):
+    with pytest.raises(InvalidUsage, match="unknown kind of store nowhere"):
         await commands._serve(settings)

@@ -55,7 +55,7 @@ def refused(dsn: str, *more: str) -> str:
 def test_what_a_relay_is_refused_for_is_said() -> None:
     with postgres_server(max_wal_senders="1") as server:
         dsn = f"postgresql://bench@127.0.0.1:{server.port}"
-        assert "the server has no slot absent: make it" in refused(dsn, "--slot", "absent")
+        assert "the server has no slot absent: create it" in refused(dsn, "--slot", "absent")
         assert "no majority of 127.0.0.1:1 elected" in refused(dsn)
     assert "refused" in refused(dsn)
     assert "--create-slot needs --slot NAME" in refused(dsn, "--create-slot")
@@ -107,7 +107,7 @@ def test_what_is_no_log_has_no_first_record() -> None:
         FirstRecord(SEGMENT_BYTES, 160_000).feed(bytes(log.wal))
     with pytest.raises(CorruptData, match="0/1000000"):
         FirstRecord(2 * SEGMENT_BYTES, VERSION).feed(bytes(log.wal))
-    with pytest.raises(InvalidUsage, match="no begin of a page"):
+    with pytest.raises(InvalidUsage, match="is not at the start of a page"):
         FirstRecord(SEGMENT_BYTES + 8, VERSION)
 
 

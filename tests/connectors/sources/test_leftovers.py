@@ -166,11 +166,11 @@ async def test_what_a_refusal_tells_to_do_lets_the_source_in(db: House, tmp_path
         async with outside(db) as admin, running(tmp_path) as client:
             told = []
             for _ in range(2):
-                with pytest.raises(InvalidUsage, match="let the owner run: ") as caught:
+                with pytest.raises(InvalidUsage, match="have the owner run ") as caught:
                     await make(db, client, user=role)
                 told.append(str(caught.value))
             assert told[0] == told[1]
-            await db.run(told[0].partition("let the owner run: ")[2])
+            await db.run(told[0].partition("have the owner run ")[2])
             await make(db, client, user=role)
             await client.drop_source("pg")
             await gone(client)

@@ -182,10 +182,10 @@ def removed(path: Path, other: Path) -> None:
 
 
 PLANTED: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
-    "missing": (removed, "is gone although"),
+    "missing": (removed, "is missing although"),
     "flipped": (flip, "crc32"),
-    "truncated": (cut, "written were"),
-    "of another shard": (lambda path, other: shutil.copy(other, path), "written were"),
+    "truncated": (cut, "expected "),
+    "of another shard": (lambda path, other: shutil.copy(other, path), "expected "),
     "unreadable": (replaced_by_a_folder, "could not read"),
 }
 
@@ -240,12 +240,12 @@ async def test_a_wrong_description_is_found(folder: Path) -> None:
     assert answer.exit_code == 1
     [report] = json.loads(answer.output)["shards"]
     [fault] = report["faults"]
-    assert "holds times" in fault["text"]
+    assert "contains times" in fault["text"]
 
     await rewritten(folder, lambda state: with_part(state, rows=state.batches[0].parts[0].rows + 1))
     answer = await shard("verify", folder, "flights")
     assert answer.exit_code == 1
-    assert "rows, described were" in answer.output
+    assert "rows, expected" in answer.output
 
 
 async def test_wrong_statistics_are_found(folder: Path) -> None:
@@ -257,7 +257,7 @@ async def test_wrong_statistics_are_found(folder: Path) -> None:
     await rewritten(folder, lambda state: with_part(state, statistics=wrong))
     answer = await shard("verify", folder, "flights")
     assert answer.exit_code == 1
-    for text in ("0 NULLs, described 1", "lies below the bound 7", "b'UA' lies above"):
+    for text in ("0 NULLs, described 1", "is below the bound 7", "b'UA' is above"):
         assert text in answer.output
 
 
@@ -322,8 +322,8 @@ async def test_a_guests_lease_keeps_what_was_replaced(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        (["inspect", "flihgts"], UnknownObject, "there is no shard 'flihgts'"),
-        (["verify", "nothing"], UnknownObject, "shards are"),
+        (["inspect", "flihgts"], UnknownObject, "shard 'flihgts' does not exist"),
+        (["verify", "nothing"], UnknownObject, "available shards:"),
         (["list", "--set", "x"], BadSettings, "name=value"),
     ],
 )
@@ -340,13 +340,13 @@ async def test_a_state_directory_is_not_named_by_urls_to_collect(folder: Path) -
     assert (await penstock("shard", "list", *urls)).exit_code == 0
     refused = await penstock("shard", "gc", *urls)
     assert isinstance(refused.exception, InvalidUsage)
-    assert "lies in the state directory" in str(refused.exception)
+    assert "is in the state directory" in str(refused.exception)
 
 
 async def test_no_state_directory(tmp_path: Path) -> None:
     refused = await shard("list", tmp_path / "nowhere")
     assert isinstance(refused.exception, StateDirectoryError)
-    assert "is no state directory" in str(refused.exception)
+    assert "is not a state directory" in str(refused.exception)
     assert not await anyio.to_thread.run_sync(lambda: list(tmp_path.iterdir()))
 
 
@@ -361,7 +361,7 @@ async def test_what_is_read_of_the_catalog_is_what_it_holds(folder: Path) -> Non
         ]
         assert set(owners(found)) == {s for entry in catalog.objects for s in entry.shards}
         assert set(owners(found)) <= set(await client.list_shards())
-        with pytest.raises(UnknownObject, match="near it are flights"):
+        with pytest.raises(UnknownObject, match="similar tables and views: flights"):
             shard_of(found, "flight")
         state = await client.state(shard_of(found, "FLIGHTS"))
         outcome = await client.append([ShardAppend(state.id, state.upper, state.upper + 1, ())])

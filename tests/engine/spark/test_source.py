@@ -282,7 +282,7 @@ def test_loads_do_not_fill_the_document(world: World, monkeypatch: pytest.Monkey
     world.since(9)
     assert world.state().since == 6  # that of the oldest of the three newest
     assert rows(sources[1]) == {(1, "a"): 1}
-    with pytest.raises(ReadBelowSince, match="5 lies below its since 6"):
+    with pytest.raises(ReadBelowSince, match="5 is below its since 6"):
         rows(sources[0])
 
 
@@ -317,8 +317,8 @@ def test_damaged_contents_are_refused(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"shard": "s2"}, InvalidUsage, "no shard 's2'.*shards are s1"),
-        ({"shard": None, "object": "x"}, UnknownObject, "no table or view 'x'"),
+        ({"shard": "s2"}, InvalidUsage, "'s2'.*shards: s1"),
+        ({"shard": None, "object": "x"}, UnknownObject, "table or view 'x'"),
         ({"object": "x"}, InvalidUsage, "give either option"),
         ({"asof": "yesterday"}, InvalidUsage, "whole number"),
         ({"asOff": "1"}, InvalidUsage, "unknown option 'asOff'; near it are asOf"),
