@@ -103,7 +103,7 @@ async def world(tmp_path: Path, workers: int = 2, **fields: Any) -> AsyncIterato
         async with ActorSystem(clock=clock, seed=1) as system:
             executor = MessageProbe.start(system, "executor")
             cluster = await WorkerCluster.start(
-                system, settings, persist, executor.address, tmp_path, cast=stage.cast()
+                system, settings, persist, executor.address, tmp_path, factory=stage.factory()
             )
             yield World(cluster, stage, settings)
     await persist.close()

@@ -277,7 +277,7 @@ async def script(place: Path, workers: int, seed: int) -> AsyncIterator[Script]:
         async with ActorSystem(clock=clock, seed=1) as system:
             executor = MessageProbe.start(system, "executor")
             cluster = await WorkerCluster.start(
-                system, settings, persist, executor.address, place, cast=stage.cast()
+                system, settings, persist, executor.address, place, factory=stage.factory()
             )
             made = Script(cluster, stage, workers, Random(seed))
             made.fails = seed % 3 == 0

@@ -232,11 +232,11 @@ def overtaken_look_up(right: Any, self: DesiredState, *ids: str) -> Any:
     """Answer a dropped object's look-up after its drop, and render the object."""
     kept = {id: self._all[id] for id in ids if id in self._all and self._all[id].ticket}
     steps = [each for each in right(self, *ids) if not isinstance(each, e.CancelLookUp)]
-    for id, pursuit in kept.items():
+    for id, desired in kept.items():
         self._last += 1
-        pursuit.ticket, self._all[id] = self._last, pursuit
+        desired.ticket, self._all[id] = self._last, desired
         self._tickets[self._last] = id
-        steps.append(e.LookUp(self._last, pursuit.what, 0))  # type: ignore[arg-type]
+        steps.append(e.LookUp(self._last, desired.what, 0))  # type: ignore[arg-type]
     return steps
 
 
@@ -270,7 +270,7 @@ def forgotten_in_use(self: StorageTaskRunner, what: Any) -> e.CleanUpSource:
 @PLANTED.planted
 def health_told_once() -> Iterator[None]:
     """Do not repeat to a new client the health that its predecessor was told."""
-    with mock.patch.object(HealthBoard, "forget_told"):
+    with mock.patch.object(HealthBoard, "forget_reported"):
         yield
 
 
