@@ -72,12 +72,12 @@ from actors.replica.compute.rendering import (
     DataflowStopped,
     FromDataflow,
     IndexTurn,
-    InsertAgain,
     InstallFinished,
     MaintenanceDue,
     MaintenanceFinished,
     PeekFinished,
-    SpawnAgain,
+    RespawnDue,
+    RetryInsertion,
     TaskEnded,
     TasksStopped,
     TasksTurn,
@@ -238,7 +238,7 @@ class Worker(Actor[WorkerMessage]):
                 self._lanes["storage"][self._index] if self._lanes else None,
             )
             self._storage.begin()
-            self._logs.beside = self._storage.rows
+            self._logs.storage_rows = self._storage.rows
 
     async def receive(self, message: WorkerMessage) -> None:
         """Handle one message and send the responses that have room to the adapter."""
@@ -271,11 +271,11 @@ class Worker(Actor[WorkerMessage]):
                 await self._feed(message.done)
             case ClientGone(half="compute"):
                 await self._feed(e.ComputeClientLost(message.nonce))
-            case InstallFinished() | InsertAgain() | MaintenanceFinished():
+            case InstallFinished() | RetryInsertion() | MaintenanceFinished():
                 await self._installs.turn(message)
             case TasksStopped() | TaskEnded():
                 self._tasks.turn(message)
-            case DataflowEnded() | SpawnAgain() | DataflowStopped():
+            case DataflowEnded() | RespawnDue() | DataflowStopped():
                 await self._children.turn(message)
             case DataflowRemoved():
                 rendering = self._renderings.pop(message.number, None)

@@ -82,7 +82,7 @@ def late_commands_applied(right: Any, self: StorageState, event: TaggedCommand[A
 @PLANTED.wraps(ComputeState, "_tagged")
 def late_commands_offered(right: Any, self: ComputeState, event: TaggedCommand[Any]) -> Any:
     """Propose commands of a former client of the compute half to the one order."""
-    return right(self, replace(event, nonce=self._offering or event.nonce))
+    return right(self, replace(event, nonce=self._proposing_for or event.nonce))
 
 
 @PLANTED.wraps(DesiredState, "allow")

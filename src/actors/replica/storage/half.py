@@ -241,7 +241,7 @@ class StorageHalf:
             case OneshotProgress() | OneshotEnded():
                 await self._from_oneshot(message)
             case TaskGone(number):
-                await self._gone(number)
+                await self._task_gone(number)
             case TaggedCommand():
                 await self._feed(message)
                 # The window opens again when all proposals made so far have been sequenced.
@@ -398,7 +398,7 @@ class StorageHalf:
             # handling messages.
             self._ctx.effect(lambda: self._ctx.stop_child(task), done=lambda _: None)
 
-    async def _gone(self, number: int) -> None:
+    async def _task_gone(self, number: int) -> None:
         """Handle the end of a task, whether it was stopped or ended by itself."""
         self._tasks.pop(number, None)
         self._started_ms.pop(number, None)
