@@ -123,7 +123,7 @@ def test_what_was_dropped_before_the_replay_was_complete_never_ran() -> None:
         made.absorb(0, FrontierUpper("u1", 1))
     made.split(InitializationComplete())
     assert made.absorb(0, FrontierUpper("u1", 1)) == FrontierUpper("u1", 1)
-    with pytest.raises(RemoteProtocolError, match="o1, which nobody waits for"):
+    with pytest.raises(RemoteProtocolError, match="o1, which was not requested"):
         made.absorb(0, StagedBatches("o1", FilesStaged()))
 
 
