@@ -191,7 +191,7 @@ async def test_one_that_says_nothing_is_left_for_another(tmp_path: Path) -> None
                     await found.take()
                 except ConnectionBroken:  # where this machine is slower than that
                     continue
-            assert "said nothing for 0.3 s" in found.follower.seen[silent].error
+            assert "sent nothing for 0.3 s" in found.follower.seen[silent].error
 
 
 async def test_one_that_is_no_acceptor_is_named(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ async def test_without_an_archive_nothing_goes(tmp_path: Path) -> None:
     await pushed(timeline, SHORT, SHORT)
     await timeline.run(lambda: timeline.acceptor.record_remote_consistent(SHORT))
     clock.at_ms += SETTINGS.wal_control_age_ms
-    await timelines._keep((TENANT, TIMELINE), timeline)
+    await timelines._save_and_remove((TENANT, TIMELINE), timeline)
     assert timeline.saved.remote_consistent_lsn == SHORT, "it was saved, and looked at"
     assert len(local_segments(tmp_path)) == 2
     timelines.close()

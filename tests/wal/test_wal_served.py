@@ -289,7 +289,7 @@ async def test_a_token_does_not_cross_the_network_in_the_clear(
 async def test_a_token_is_asked_for(tmp_path: Path) -> None:
     async with served(tmp_path, lambda token: token == b"opensesame") as node:
         assert await asyncio.to_thread(node.rows, "TIMELINE_STATUS", password="opensesame") == []
-        with pytest.raises(psycopg.OperationalError, match="none of this acceptor's tokens"):
+        with pytest.raises(psycopg.OperationalError, match="not one of this acceptor's tokens"):
             await asyncio.to_thread(node.rows, "TIMELINE_STATUS", password="open")
 
 
@@ -348,8 +348,12 @@ class Certified:
 @pytest.mark.parametrize(
     ("config", "token", "said"),
     [
-        (ProposerConfig(TENANT, TIMELINE, START_LSN), "another", "none of this acceptor's tokens"),
-        (ProposerConfig("c" * 32, TIMELINE, START_LSN), "opensesame", "the token is of tenant"),
+        (
+            ProposerConfig(TENANT, TIMELINE, START_LSN),
+            "another",
+            "not one of this acceptor's tokens",
+        ),
+        (ProposerConfig("c" * 32, TIMELINE, START_LSN), "opensesame", "the token is for tenant"),
         (
             ProposerConfig(TENANT, TIMELINE, START_LSN, pg_version=150_000),
             "opensesame",
@@ -362,7 +366,7 @@ async def test_a_writer_whom_to_wait_does_not_help_is_told(
 ) -> None:
     def check(shown: bytes) -> TenantGrant:
         if shown != b"opensesame":
-            raise AuthenticationFailed("the password is none of this acceptor's tokens")
+            raise AuthenticationFailed("invalid password: it is not one of this acceptor's tokens")
         return TenantGrant(TENANT)
 
     async with served(tmp_path, check=check) as node:
@@ -386,7 +390,7 @@ async def test_a_token_goes_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyP
             await node.dial("opensesame")
         with pytest.raises(ConnectionBroken):
             await node.dial("opensesame", both.context("stranger", server=False))
-        with pytest.raises(WalRefused, match="none of this acceptor's tokens"):
+        with pytest.raises(WalRefused, match="not one of this acceptor's tokens"):
             await node.dial("another", ours)
         config = ProposerConfig(TENANT, TIMELINE, START_LSN, pg_version=PG_VERSION)
         with anyio.fail_after(60):
