@@ -145,7 +145,7 @@ class WalAcceptor(Actor[AcceptorInput]):
         self._group = GroupFlush()
         """Decides when to flush."""
         self._has_ended = False
-        """True once `ended` was called."""
+        """True once `ended` has been called."""
 
     async def receive(self, message: AcceptorInput) -> None:
         """Handle one message, or gather it while more are waiting."""

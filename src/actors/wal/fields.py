@@ -28,11 +28,11 @@ class MessageFields:
         self._at = 0
         """Position of the next byte to read."""
         self.message = message
-        """Name of the message in errors; set again once the tag was read."""
+        """Name of the message in errors; set again once the tag has been read."""
 
     @property
     def remaining(self) -> int:
-        """Return the number of bytes that were not read yet."""
+        """Return the number of bytes that have not been read yet."""
         return len(self._data) - self._at
 
     def malformed(self, what: str) -> MalformedFrame:

@@ -7,9 +7,9 @@ only if none is further. Every `look_ms`, alongside the reading, all acceptors a
 commit LSN and get the consumer's position (`report_consumed`).
 
 Rules: bytes arrive in order, without gaps, each once. Only committed bytes are requested. Acceptors
-never get a position beyond the one reported with `report_consumed`.
-``known_lsn >= next_lsn``, and it never decreases. `next` raises once every acceptor has failed
-since any of them last sent something; the caller decides when to retry.
+never get a position beyond the one reported with `report_consumed`. ``known_lsn >= next_lsn``, and
+it never decreases. `next` raises once every acceptor has failed since any of them last sent
+something; the caller decides when to retry.
 
 Source of the messages: PostgreSQL's documentation, "Streaming Replication Protocol".
 """

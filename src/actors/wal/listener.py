@@ -8,7 +8,8 @@ a connection that is aborted.
 
 At most ``connections_max`` authenticated connections are open at a time; one more is told so and
 closed. Connections that have not authenticated yet have separate places (`transport.accepting`).
-When the listener stops, it aborts its connections, and proposers send again what was not taken yet.
+When the listener stops, it aborts its connections, and proposers send again what has not been taken
+yet.
 """
 
 from __future__ import annotations

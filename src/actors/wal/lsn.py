@@ -62,8 +62,8 @@ def segment_name(number: int, segment_bytes: int = SEGMENT_BYTES, timeline: int 
 
 
 def parse_segment_name(name: str, segment_bytes: int = SEGMENT_BYTES) -> tuple[int, bool]:
-    """Return (number, whether full) of a file's name, with or without
-    ``.partial``. Raise `InvalidUsage`."""
+    """Return (number, whether full) of a file's name, with or without ``.partial``. Raise
+    `InvalidUsage`."""
     stem = name.removesuffix(PARTIAL)
     a_part = 0x1_0000_0000 // segment_bytes
     if len(stem) == 24 and not stem.strip("0123456789ABCDEF") and int(stem[16:], 16) < a_part:

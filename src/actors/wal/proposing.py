@@ -94,7 +94,7 @@ class _Link:
         self.scope = anyio.CancelScope()
         """Cancelled to end the connection."""
         self.messages: deque[ProposerMessage] = deque()
-        """Messages that were not written yet."""
+        """Messages that have not been written yet."""
         self.filled = anyio.Event()
         """Set while there are messages."""
         self.is_over = False

@@ -234,6 +234,7 @@ class WalReceiver(Actor[_ReceiverMessage]):
         self._outcome = outcome
         self._settings = settings
         self._queued = QueueMeter()
+        """Measures the messages that wait for the acceptor."""
         self._guard: SlotGuard | None = None
         """Slot in the timeline's registry, once started."""
         self._reading: RunningEffect | None = None

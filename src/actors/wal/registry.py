@@ -88,7 +88,7 @@ class SlotGuard:
     def __init__(self, registry: ReceiverRegistry, slot: int) -> None:
         self._registry = registry
         self.slot = slot
-        """The slot; -1 once it was released."""
+        """The slot; -1 once it has been released."""
 
     def streaming(self) -> None:
         """Mark the slot's proposer as elected."""
@@ -169,6 +169,7 @@ class ReceiverFeed:
     def __init__(self, wake: Callable[[], object]) -> None:
         self._wake = wake
         self._waiting: deque[PageserverFeedback] = deque(maxlen=FEEDBACK_MAX)
+        """Feedback that the writer has not taken yet, oldest first."""
 
     def offer(self, feedback: PageserverFeedback) -> None:
         """Add feedback without waiting."""
@@ -191,6 +192,7 @@ class TimelineFeeds:
 
     def __init__(self) -> None:
         self._feeds: list[ReceiverFeed] = []
+        """The open feeds."""
 
     def open(self, wake: Callable[[], object]) -> ReceiverFeed:
         """Open a feed."""

@@ -1,10 +1,9 @@
 """Messages inside CopyData while a log is read: pieces, keepalives, and feedback.
 
 Pure. All integers are big-endian; times are in µs since 2000-01-01. Messages to the reader are
-XLogData
-(``w``) and keepalive (``k``). The reader sends standby status (``r``), hot standby feedback (``h``)
-and, if it is a consumer of Neon's kind,
-``z`` with a `PageserverFeedback`. A message of a wrong length raises `MalformedFrame`.
+XLogData (``w``) and keepalive (``k``). The reader sends standby status (``r``), hot standby
+feedback (``h``) and, if it is a consumer of Neon's kind, ``z`` with a `PageserverFeedback`. A
+message of a wrong length raises `MalformedFrame`.
 
 Source: PostgreSQL's documentation, "Streaming Replication Protocol"; ``z`` is Neon's.
 """

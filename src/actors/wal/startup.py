@@ -170,7 +170,7 @@ class StartupHandshake:
         self._knows = knows
         self._check = check
         self._encrypted = False
-        """True once TLS was accepted."""
+        """True once TLS has been accepted."""
         self._requested: set[bool] = set()
         """Requests for encryption so far: True for GSS, False for TLS."""
         self._awaiting_password: ConnectionTarget | None = None

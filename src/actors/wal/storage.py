@@ -390,7 +390,8 @@ class FileWal:
 
     @property
     def wants_segment(self) -> bool:
-        """Return whether the newest segment is half full and the next one was not prepared yet."""
+        """Return whether the newest segment is half full and the next one has not been prepared
+        yet."""
         within = self._write_lsn % self._bytes
         return 2 * within >= self._bytes and not self._segments.prepared and not self._broken
 

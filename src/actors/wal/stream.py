@@ -30,7 +30,7 @@ class PgStream(asyncio.Protocol):
         self._idle_s = settings.wal_idle_timeout_ms / 1000
         self._write_s = settings.write_timeout_ms / 1000
         self._buffer = bytearray()
-        """Received bytes that were not taken yet."""
+        """Received bytes that have not been taken yet."""
         self._buffer_max = self._message_max = settings.unproven_bytes_max
         """Limits of the buffer and of a message; `widen` raises them."""
         self._transport: Any = None
@@ -238,7 +238,7 @@ class PgStream(asyncio.Protocol):
     # -- ending --
 
     def abort(self) -> None:
-        """Close immediately. Bytes that were not sent yet are lost."""
+        """Close immediately. Bytes that have not been sent yet are lost."""
         if self._transport is not None:
             self._transport.abort()
 

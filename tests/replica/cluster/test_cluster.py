@@ -390,7 +390,7 @@ async def test_an_id_is_free_again_when_its_end_was_told(tmp_path: Path) -> None
         client = await w.joined("a", *HISTORY)
         await client.send(AllowCompaction("i1", EMPTY))
         await client.send(CreateDataflow(index()))
-        with pytest.raises(RemoteProtocolError, match="end was not reported yet"):
+        with pytest.raises(RemoteProtocolError, match="end has not been reported yet"):
             while True:
                 await client.receive()
         client = await w.joined("b", *HISTORY)

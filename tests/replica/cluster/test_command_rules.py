@@ -66,7 +66,9 @@ def test_a_good_conversation() -> None:
     assert rules.complete
     with pytest.raises(RemoteProtocolError, match="peek p is still pending"):
         rules.check(Peek("p", IndexTarget("i1"), 5))
-    with pytest.raises(RemoteProtocolError, match="i1 was dropped but its end was not reported"):
+    with pytest.raises(
+        RemoteProtocolError, match="i1 was dropped but its end has not been reported"
+    ):
         rules.check(CreateDataflow(FLOW))
 
 
@@ -135,7 +137,7 @@ def test_an_id_is_free_again_when_its_end_was_told() -> None:
     rules.ended("i1")
     rules.check(CreateDataflow(FLOW))
     rules.check(DROP)
-    with pytest.raises(RemoteProtocolError, match="end was not reported"):
+    with pytest.raises(RemoteProtocolError, match="end has not been reported"):
         rules.check(CreateDataflow(FLOW))
     rules = check(*start)
     rules.ended("i1")  # it has ended by itself, and is dropped afterwards

@@ -231,7 +231,7 @@ async def test_what_may_not_be_said_is_not_sent_and_the_conversation_goes_on() -
     assert await client.receive() == ROWS
     await client.send(PEEK)
     await client.send(DROPS[0])
-    with pytest.raises(LocalProtocolError, match="end was not reported yet"):
+    with pytest.raises(LocalProtocolError, match="end has not been reported yet"):
         await client.send(START[2])
     await client.receive()
     await client.send(START[2])

@@ -130,11 +130,11 @@ def test_a_good_conversation() -> None:
         ([*START, oneshot("o" * 65)], "limit 64"),
         (
             [*GO, source("u1", "e1"), drop("u1"), source("u1")],
-            "u1 was dropped but its drop was not",
+            "u1 was dropped but that has not",
         ),
         (
             [*GO, source("u1", "e1"), source("u1"), sink("e1")],
-            "e1 was dropped but its drop was not",
+            "e1 was dropped but that has not",
         ),
         ([*GO, source("u1", "e1"), drop("e1"), source("u1", "e1")], "e1 was dropped"),
         ([*GO, sink(), drop("k1"), sink()], "k1 was dropped"),

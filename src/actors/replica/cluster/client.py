@@ -147,7 +147,7 @@ class LocalClient:
         self._conversation: ClientConversation | None = None
         """Rules and state of the conversation. None before Hello."""
         self._hello: Hello | None = None
-        """The client's Hello, once it was sent."""
+        """The client's Hello, once it has been sent."""
         self._nonce: Nonce | None = None
         """Nonce under which the cluster knows this client; None before Hello and after `close`."""
 

@@ -140,11 +140,11 @@ class ClientConversation:
         self._parts = parts
         self._acks = acks
         self._queue: deque[PendingResponse] = deque()
-        """Complete responses that were not taken yet."""
+        """Complete responses that have not been taken yet."""
 
     @property
     def waiting(self) -> int:
-        """Return the number of complete responses that were not taken yet."""
+        """Return the number of complete responses that have not been taken yet."""
         return len(self._queue)
 
     def open(self) -> list[RoutedCommand]:

@@ -75,8 +75,9 @@ class PartitionedHalf(ABC, Generic[C, R]):
     def __init__(self, parts: int) -> None:
         self._parts = parts
         self._complete = False
-        """True once InitializationComplete was sent."""
+        """True once InitializationComplete has been sent."""
         self.ended: list[ObjectId] = []
+        """Ids whose end was reported by all parts, until the reader clears it."""
 
     @abstractmethod
     def split(self, command: C) -> list[tuple[int, C]]:
@@ -125,8 +126,8 @@ class _MergedFrontiers:
 
 
 class _PendingUpdates(msgspec.Struct, frozen=True):
-    """Updates with ``lower <= time < upper`` that were not emitted yet: rows, or blobs, which are
-    never split."""
+    """Updates with ``lower <= time < upper`` that have not been emitted yet: rows, or blobs, which
+    are never split."""
 
     lower: Frontier
     upper: Frontier
@@ -146,11 +147,11 @@ class _Subscribe:
         self.emitted: Frontier | None = None
         """Upper of the last emitted batch; None before the first."""
         self.stash: list[_PendingUpdates] = []
-        """Updates that were not emitted yet."""
+        """Updates that have not been emitted yet."""
         self.muted = False
         """True after an error or a drop: nothing more is emitted."""
         self.traceparent: str | None = None
-        """Trace context of the updates that were not emitted yet."""
+        """Trace context of the updates that have not been emitted yet."""
 
     def absorb(self, part: int, batch: SubscribeBatch) -> SubscribeBatch | None:
         if self.uppers[part] is None:

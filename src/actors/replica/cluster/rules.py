@@ -5,10 +5,10 @@ Rules of commands (`CommandRules`, checked by both sides):
 - First Hello, then CreateInstance (compatible with the running instance), then any commands. Each
   of these two and InitializationComplete is sent once. A nonce is never reused (the acceptor checks
   this).
-- An id names one dataflow at a time. It is free again once the end of the dataflow was reported
-  (all frontiers empty, or the subscribe over).
+- An id names one dataflow at a time. It is free again once the end of the dataflow has been
+  reported (all frontiers empty, or the subscribe over).
 - The parts of a dataflow's description must fit together (`check_description`).
-- The uuid of a peek is free again once the peek was answered.
+- The uuid of a peek is free again once the peek has been answered.
 - Pending work is bounded: dataflows, unanswered peeks and the bytes of their keys, and ids that are
   only named.
 - Names are short, and a result fits into a frame together with the frame's other fields.
@@ -17,7 +17,7 @@ Commands about unknown objects are allowed: they are a race, not an error.
 
 Rules of responses (`ResponseRules`, checked by the client): nothing is answered before
 InitializationComplete. The rule for each kind of response is stated where it is checked. The
-commands bound the state: an id is forgotten once it was dropped and its end has arrived.
+commands bound the state: an id is forgotten once it has been dropped and its end has arrived.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class CommandRules(StageRules):
         self._dataflows: dict[ObjectId, bool] = {}
         """Dataflows by id. True if the dataflow's end was already reported."""
         self._ending: set[ObjectId] = set()
-        """Dropped ids whose end was not reported yet."""
+        """Dropped ids whose end has not been reported yet."""
         self._streams: set[ObjectId] = set()
         """Running subscribes and copies, on the client's side."""
         self._ended_streams: OrderedDict[ObjectId, None] = OrderedDict()
@@ -199,7 +199,7 @@ class CommandRules(StageRules):
         require(
             # Otherwise responses about the old dataflow could be taken for the new one's.
             id not in self._ending,
-            f"dataflow {id} was dropped but its end was not reported yet: an id can be reused "
+            f"dataflow {id} was dropped but its end has not been reported yet: an id can be reused "
             "only after that",
         )
         require(
@@ -290,7 +290,7 @@ class ResponseChecks:
 
     def __init__(self) -> None:
         self._complete = False
-        """True once InitializationComplete was sent."""
+        """True once InitializationComplete has been sent."""
         self.ended: list[ObjectId] = []
         """Ids whose end has arrived. The reader clears it."""
 
@@ -326,7 +326,7 @@ class _Dataflow(msgspec.Struct):
     over: bool = False
     """True once the dataflow's end has arrived."""
     dropped: bool = False
-    """True once its drop was sent."""
+    """True once its drop has been sent."""
 
 
 class ResponseRules(ResponseChecks):

@@ -1,9 +1,9 @@
 """The cluster's side of a controller's socket, from the opening to the last response.
 
 There is one coroutine for each socket. The first frames must be those that open a conversation with
-the half (`HalfWire.opening`), and must arrive within
-``connect_timeout_ms``. After that, frames become `ClientCommands`, waiting while the cluster is
-busy. When the conversation ends, the reason is sent to the peer, if the peer still listens.
+the half (`HalfWire.opening`), and must arrive within ``connect_timeout_ms``. After that, frames
+become `ClientCommands`, waiting while the cluster is busy. When the conversation ends, the reason
+is sent to the peer, if the peer still listens.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class WireSink:
         self.error: PenstockError | None = None
         """Reason for which the connection has ended, or None."""
         self.ended = anyio.Event()
+        """Set together with `error`."""
 
     async def send(self, response: Response) -> None:
         """Send one response, waiting while the peer is slow."""

@@ -4,7 +4,8 @@ Rules of commands (`StorageCommandRules`, checked by both sides):
 
 - First Hello, then any commands, with one InitializationComplete. Hello is sent once and its nonce
   never reused (the acceptor checks this).
-- An id names one object until its drop was reported: a source, an export of one source, or a sink.
+- An id names one object until its drop has been reported: a source, an export of one source, or a
+  sink.
 - A running object may be altered only as `protocol.storage.altered` (or `altered_sink`) allows.
 - The uuid of a one-shot ingestion is free again once the ingestion was both answered and cancelled.
 - A description fits together: its ids and its shards are distinct, and delays are positive.
@@ -77,7 +78,7 @@ class StorageCommandRules(StageRules):
         self._wanted = StorageDefinitions()
         """Definitions that result from the commands so far."""
         self._ending: set[ObjectId] = set()
-        """Dropped ids whose drop was not reported yet."""
+        """Dropped ids whose drop has not been reported yet."""
         self._oneshots: dict[str, tuple[bool, bool]] = {}
         """(answered, cancelled) for each one-shot ingestion, by uuid."""
 
@@ -200,7 +201,7 @@ class _Object(msgspec.Struct):
     upper: Frontier = 0
     """Last reported upper."""
     to_drop: bool = False
-    """True once its drop was sent."""
+    """True once its drop has been sent."""
 
 
 class StorageResponseRules(ResponseChecks):
@@ -330,5 +331,5 @@ def _check_alteration(id: ObjectId, differences: tuple[str, ...]) -> None:
 
 def _drop_unreported(id: ObjectId) -> str:
     return (
-        f"{id} was dropped but its drop was not reported yet: an id can be reused only after that"
+        f"{id} was dropped but that has not been reported yet: an id can be reused only after that"
     )

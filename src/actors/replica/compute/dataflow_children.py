@@ -165,8 +165,8 @@ class DataflowChildren:
                 self._stopped_early.discard(rendering.number)
                 self._tear_down(rendering)
         elif dataflow is None:
-            # It never started, or crashed and was not respawned yet. Continue as if it had just
-            # stopped.
+            # It never started, or crashed and has not been respawned yet. Continue as if it had
+            # just stopped.
             context.ctx.self.reply(DataflowEnded(rendering.number, rendering.dataflow_serial))
         else:
             # Run this outside the actor: the stop may take a while, and the worker must keep

@@ -90,6 +90,7 @@ class _CommandsByKind:
     """The commands of one pass, grouped by kind."""
 
     def __init__(self) -> None:
+        # Each field has the commands that are still needed; a later command may replace one.
         self.hello: Hello | None = None
         self.instance: CreateInstance | None = None
         self.configuration: UpdateConfiguration | None = None

@@ -1,9 +1,8 @@
 """Answers peeks: the rows of a collection at one time, as Arrow IPC.
 
-The rows at `t` are the sum of the updates with
-``time <= t``. If an error update is present at `t`, the answer is `ViewInError` instead, so an
-answer is either correct or an error. A negative sum means invalid data and makes the answer
-`CorruptData`, unless it was complete before.
+The rows at `t` are the sum of the updates with ``time <= t``. If an error update is present at `t`,
+the answer is `ViewInError` instead, so an answer is either correct or an error. A negative sum
+means invalid data and makes the answer `CorruptData`, unless it was complete before.
 
 Rows pass in batches through these stages: keys, check, filter, columns, thinning, pieces. Each
 stage holds one batch, so memory is bounded by what the answer needs, and a limit ends the scan

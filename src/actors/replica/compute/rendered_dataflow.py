@@ -45,7 +45,7 @@ class RenderedDataflow(msgspec.Struct):
     emitted: Frontier = 0
     """Subscribe: upper of the last batch."""
     answered: bool = False
-    """Copy: True once its response was sent."""
+    """Copy: True once its response has been sent."""
     status: StatusResponse | None = None
     """Last status that the dataflow reported."""
     reported: Frontiers | None = None

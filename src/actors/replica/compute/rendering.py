@@ -143,6 +143,7 @@ class DataflowOrigin:
     def __init__(self, number: int) -> None:
         self.number = number
         self.address: ActorAddress[Any] | None = None
+        """Address of the dataflow's actor, once it is spawned."""
 
 
 class DataflowLink(ActorAddress[Any]):

@@ -33,6 +33,7 @@ class AnswerFolders:
         self._shards = shards_of(export)
         reserved = [persist.reserve_folder(shard) for shard in self._shards if wanted]
         self._reserved = [each for each in reserved if each is not None]
+        """(prefix, *place) of each reserved folder, until the context ends."""
         self.places = tuple(BucketFolder(*place) for _, *place in self._reserved)
         """Where executors may write; empty if the blobs are not in a bucket."""
 

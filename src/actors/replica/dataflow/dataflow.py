@@ -253,7 +253,7 @@ class DataflowActor(Actor[_Message]):
         self._held_commit: m.CommitStep | None = None
         """Commit that waits for `WritesAllowed`."""
         self._opened: m.StateRestored | None = None
-        """Event to feed once the subscribe's snapshot was acknowledged."""
+        """Event to feed once the subscribe's snapshot has been acknowledged."""
         self._restoring: m.RestoreState | None = None
         """The restore in progress, of a view."""
         self._unacknowledged: set[int] = set()

@@ -8,9 +8,9 @@ covers them takes them.
 
 Invariants:
 
-- A time is sealed for an input once the input was described beyond it and no waiting or outstanding
-  piece may contain an earlier time. Results are matched by (time, key) and counted per time, so
-  their order does not matter.
+- A time is sealed for an input once the input has been described beyond it and no waiting or
+  outstanding piece may contain an earlier time. Results are matched by (time, key) and counted per
+  time, so their order does not matter.
 - Held rows lie in the interval of their piece. Rows beyond a step's `hi` stay held for the next
   step.
 - Progress never goes back.
@@ -89,6 +89,8 @@ def total_reading(inputs: Iterable[DataflowInput]) -> SnapshotProgress:
 
 
 class _Group(msgspec.Struct):
+    """Number of pieces of a description that are not done, and the description's size."""
+
     pieces: int
     bytes: int
 
@@ -102,7 +104,7 @@ class DataflowInput:
         self.progress: Frontier = 0 if snapshot else as_of + 1
         """Frontier up to which the input was described."""
         self.waiting: deque[PartInterval] = deque()
-        """Described pieces that were not requested yet."""
+        """Described pieces that have not been requested yet."""
         self.outstanding: dict[tuple[Frontier, str], deque[PartInterval]] = {}
         """Requested pieces, by (time, key of the part)."""
         self.counts: dict[Frontier, int] = {}

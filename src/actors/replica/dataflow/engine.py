@@ -109,10 +109,11 @@ class EngineClient:
         self._files = 0
         """Number of files created so far; it names the next one."""
         self._announced: PreparePlan | None = None
-        """Plan that was not yet sent to the engine."""
+        """Plan that has not yet been sent to the engine."""
         self._prepared = False
         """True once the engine has prepared the plan."""
         self._preparing = Lock()
+        """Held while the plan is being prepared."""
         self.frequent: LikelyRun | None = None
         """Run whose rehearsal the engine last recommended; the caller that rehearses it clears
         this."""
@@ -131,7 +132,8 @@ class EngineClient:
             self._announced = PreparePlan(job_id, self.dataflow, plan)
 
     async def prepared(self) -> None:
-        """Prepare the plan in the engine, if this was not done yet. Raise the executor's errors."""
+        """Prepare the plan in the engine, if this has not been done yet. Raise the executor's
+        errors."""
         async with self._preparing:
             job = self._announced
             if job is None:

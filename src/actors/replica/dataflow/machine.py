@@ -28,10 +28,10 @@ beyond it, and a new incarnation starts after a delay. After an indefinite failu
 repeated after a delay. *dropped* is final.
 
 Invariants (`check_machine`): `lo` never goes back within an incarnation; `reported` and `write`
-(the output is known to be durable below it) never go back at all. A step covers
-``lo <= time < hi`` with ``hi > lo``. At most one step exists, and only in states that carry one.
-Rows that were taken lie below `hi`, and all others stay held. Unless it follows another replica, an
-opaque view's step has at most one distinct time, and no healthy step contains an error of an input.
+(the output is known to be durable below it) never go back at all. A step covers ``lo <= time < hi``
+with ``hi > lo``. At most one step exists, and only in states that carry one. Rows that were taken
+lie below `hi`, and all others stay held. Unless it follows another replica, an opaque view's step
+has at most one distinct time, and no healthy step contains an error of an input.
 
 `DataflowMachine.TRANSITIONS` lists the events that each state accepts and the states to which they
 may lead. Any other event, or one of another incarnation or step, is stale: it is ignored and

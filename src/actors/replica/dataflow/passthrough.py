@@ -256,7 +256,7 @@ class PassthroughStep(msgspec.Struct, frozen=True):
 
 
 class SubscribeOpening(msgspec.Struct, frozen=True):
-    """First batch of a subscribe, and the state to resume from once it was delivered.
+    """First batch of a subscribe, and the state to resume from once it has been delivered.
 
     `restored` is None if the batch ends the subscribe with an error.
     """

@@ -13,8 +13,8 @@ The alternative that is not chosen is not measured, and the first measurements a
 the alternative is probed now and then where the estimates are close: often while only cold
 measurements exist, later rarely (`PROBE_COLD`, `PROBE_WARM`).
 
-AUTO steps until a recomputation was measured; hydration is one. Under another policy a healthy view
-with delta rules is never recomputed (under policy FULL a view has none). Either way only the
+AUTO steps until a recomputation has been measured; hydration is one. Under another policy a healthy
+view with delta rules is never recomputed (under policy FULL a view has none). Either way only the
 difference is appended. Between two consecutive choices that differ (probes aside) the estimates
 differ by at least `SWITCH`. Memory is not considered.
 """

@@ -294,8 +294,8 @@ class StateLookups:
         return self._counted(rows if changes is None else rows_in_range(rows, changes, within))
 
     def due(self, lo: Time, hi: Frontier) -> dict[str, pa.Table]:
-        """Return the rows that come due in
-        ``[lo, hi)``, each at that time, by input name (``c{k}``)."""
+        """Return the rows that come due in ``[lo, hi)``, each at that time, by input name
+        (``c{k}``)."""
         first, last = lo // DUE_BUCKET_MS, (hi - 1) // DUE_BUCKET_MS
         found = {}
         for target, state in self._due.items():

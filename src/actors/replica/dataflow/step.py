@@ -386,6 +386,7 @@ class _StepOutput(msgspec.Struct):
     prepared: bool = True
     wait_ms: float = 0.0
     work: int = 0
+    """Changes, plus the pairs that they form."""
 
     def of(
         self,

@@ -60,7 +60,9 @@ class StorageDefinitions:
 
     def __init__(self, commands: Iterable[Command] = ()) -> None:
         self.hello: Hello | None = None
+        """The last Hello. Here and in `complete` and `writes`: None before the command."""
         self.configuration: UpdateStorageConfiguration | None = None
+        """All configurations, merged."""
         self.ingestions: dict[ObjectId, IngestionDescription] = {}
         """Sources by id, each with the exports that remain."""
         self.source_of: dict[ObjectId, ObjectId] = {}

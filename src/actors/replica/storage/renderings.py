@@ -96,6 +96,7 @@ class RenderLog:
         self.entries: deque[LogEntry] = deque(maxlen=LOG_ENTRIES_MAX)
         """The last changes."""
         self._digest = b""
+        """Digest of all changes so far, with their descriptions."""
 
     @property
     def digest(self) -> str:
@@ -152,6 +153,7 @@ class RenderingSet:
         self.configuration = UpdateStorageConfiguration()
         """Configuration merged from all updates so far."""
         self.log = RenderLog()
+        """Log of all changes."""
         self.ignored = 0
         """Number of restart commands for renderings that had already ended."""
         self._source_of: dict[ObjectId, ObjectId] = {}

@@ -93,10 +93,14 @@ class StorageState:
         self.writes_allowed = False
         """True from the first `AllowWrites` on."""
         self.renderings = RenderingSet()
+        """Current renderings; only sequenced commands change them."""
         self.tasks = StorageTaskRunner()
+        """Tasks of the objects that this worker owns."""
         self.health = HealthBoard()
+        """Health of the objects that this worker owns."""
         self.client = ClientView(index, count, self.tasks, self.health)
         self.desired = DesiredState()
+        """Worker 0: objects that should run, and their look-ups and proposals."""
         self.aggregate = StatisticsSums()
         """Worker 0: sums of the statistics of all workers."""
         self._measured = LocalStatistics()

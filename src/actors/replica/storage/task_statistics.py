@@ -83,6 +83,7 @@ class _Entry(msgspec.Struct):
     epoch: int
     statistics: ObjectStatistics
     changed: bool = True
+    """True if the client has not been sent the latest statistics."""
 
 
 class StatisticsSums:

@@ -61,6 +61,7 @@ class StorageTask(msgspec.Struct):
 
     rendering: ObjectRendering
     failed: bool = False
+    """True once the task has ended with an error; its restart is requested then."""
     result: StagingResult | None = None
     """Result of a one-shot ingestion that was not reported; it is discarded with its rendering."""
     reported: StagingResult | None = None
