@@ -189,7 +189,7 @@ async def test_over_a_port(tmp_path: Path) -> None:
             assert rows == []
         for token, why in (
             (signed(scope="tenant", tenant_id="9" * 32), "is for tenant"),
-            (signed(OTHER, **WIDE), "refused"),
+            (signed(OTHER, **WIDE), "is not signed with any of wal_jwt_keys"),
         ):
             with pytest.raises(psycopg.OperationalError, match=why):
                 await asyncio.to_thread(node.rows, "PEER_STATUS", password=token.decode())

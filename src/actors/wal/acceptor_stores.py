@@ -100,8 +100,8 @@ class WalStore(Protocol):
         """Append bytes. `begin_lsn` must be `write_lsn`, unless the log is empty.
 
         A segment that becomes full is on disk when this returns. Raises `CorruptData` for bytes
-        that are not records, `InvalidUsage` for a gap, a rewrite, or a log that was not truncated
-        yet, and `StorageError`.
+        that are not records, `InvalidUsage` for a gap, a rewrite, or a log that has not been
+        truncated yet, and `StorageError`.
         """
         ...
 

@@ -146,8 +146,8 @@ class WalArchive:
             if data is None or SegmentStamp.of(data) != stamp:
                 now = "it is missing" if data is None else f"it is {SegmentStamp.of(data)}"
                 raise CorruptData(
-                    f"segment {key} of tenant {tenant} was archived with {stamp}, {now}: restore"
-                    " it, or read from an acceptor that still has it",
+                    f"segment {key} of tenant {tenant} was archived with {stamp}, but {now}:"
+                    " restore it, or read from an acceptor that still has it",
                     determinate=True,
                 )
             self._kept[tenant, key] = data

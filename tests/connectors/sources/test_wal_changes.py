@@ -342,7 +342,7 @@ def test_nothing_is_rounded_or_guessed(kind: str, value: Any) -> None:
     ("option", "said"),
     [
         ({"acceptors": "a:b"}, "invalid address of an acceptor 'a:b'"),
-        ({"acceptors": ""}, "no address"),
+        ({"acceptors": ""}, "invalid address of an acceptor ''"),
         ({"tenant": "0A" * 16}, "tenant = .*32 hexadecimal digits, lower case"),
         ({"timeline": "1"}, "timeline = '1'"),
         ({"tables": {}}, "with 0 tables"),

@@ -367,7 +367,7 @@ class StepLookups:
             changes = self._rows[InputKind.CHANGES.text(covered.input_index)]
             edges = self._rows.get(edges_name)
             if edges is None:
-                # The edges were not looked up yet; until then all changes count.
+                # The edges have not been looked up yet; until then all changes count.
                 return changes
             # Replacing the edges is safe, because only the covered changes read them.
             self._rows[name], self._rows[edges_name] = covered_changes(changes, edges, covered)
