@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 PEER := $(VENV)/pathway
 CLIENTS := $(VENV)/clients
 SPARKS := $(VENV)/spark
+SITE := $(VENV)/docs
+LOWEST := $(VENV)/lowest
 # Older than the newest, which .venv itself has: see src/actors/engine/spark/spark_releases.py.
 RELEASES := 4.0 4.1 4.2
 # Source packages (PySpark is one) are built with the pinned tools of requirements/build.txt.
@@ -27,7 +29,7 @@ ROOM_TESTS = $(filter-out tests/simulators/%,$(wildcard $(foreach above,tests te
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java pathway clients demo test test-second test-all check lint modes thresholds compatibility matrix bench proof lock clean
+.PHONY: help setup java pathway clients demo test test-second test-lowest test-all check lint modes docs thresholds compatibility matrix bench proof lock clean
 
 help: ## lists the targets
 	@echo 'make TARGET        (ARGS="…" is handed on: make demo ARGS="--days 40")'
@@ -49,6 +51,9 @@ test-second: setup $(VENV)/.dev clients ## the second lane: clients, the docs' s
 	@echo 'second lane: clients, the docs, more seeds and cases'
 	@$(PYTEST) --second $(ARGS)
 
+test-lowest: setup $(LOWEST)/.made ## the default lane, with the lowest version of each package that users may have
+	@$(subst $(BIN),$(LOWEST)/bin,$(PYTEST)) $(ARGS)
+
 test-all: test test-second ## both lanes, as CI runs them
 
 check: lint modes test ## ruff, mypy --strict, the mode of every view script, and the default lane
@@ -63,6 +68,12 @@ modes: setup
 
 bench: setup $(VENV)/.bench $(VENV)/.dev pathway ## steps, catching up, hydration, TPC-H and more, each beside its peer (over an hour)
 	@$(BIN)/python bench/run_all.py $(ARGS)
+
+# Pages keep their places, so that links between them hold; --strict refuses one that does not.
+docs: $(SITE)/.made ## builds the documentation as a site, in site/html, and checks its links
+	@rm -rf site && mkdir -p site/pages/bench
+	@cp *.md LICENSE site/pages && cp -r docs site/pages && cp bench/RESULTS.md site/pages/bench
+	@$(SITE)/bin/zensical build --strict --clean
 
 thresholds: setup $(VENV)/.dev ## writes into docs/internals/testing.md how often the last run with --whole took each side of each threshold
 	@$(BIN)/python -m tests.kit.threshold_counts docs/internals/testing.md
@@ -141,12 +152,15 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 lock: $(VENV)/.dev ## makes requirements/*.txt anew from pyproject.toml
 	@set -e; compile='$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --upgrade --generate-hashes --no-emit-index-url --no-header'; \
 	$$compile --group build -o requirements/build.txt; \
-	$$compile pyproject.toml -c requirements/build.txt -o requirements/base.txt; \
+	$$compile pyproject.toml --extra server -c requirements/build.txt -o requirements/base.txt; \
+	printf 'click<8.2\n-c requirements/build.txt\n' | $$compile pyproject.toml --resolution lowest-direct \
+	  --extra server --extra connect --extra postgres --extra delta --extra jwt -c - -o requirements/lowest.txt; \
 	sed -n '/^connect = \[/,/^\]/s/^ *"\(.*\)",$$/\1/p' pyproject.toml | \
 	  $$compile -c requirements/build.txt -c requirements/base.txt - -o requirements/connect.txt; \
 	$$compile --group dev -c requirements/base.txt -c requirements/build.txt -o requirements/dev.txt; \
 	$$compile --no-annotate --group pathway -o requirements/pathway.txt; \
 	$$compile --no-annotate --group fuzz -o requirements/fuzz.txt; \
+	$$compile --no-annotate --group docs -o requirements/docs.txt; \
 	for release in $(RELEASES); do \
 	  echo "pyspark==$$release.*" | $$compile --no-annotate --no-deps - -o requirements/spark-$$release.txt; \
 	done; \
@@ -208,6 +222,25 @@ pathway: $(VENV)/.made
 	    --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
 	    --requirement requirements/pathway.txt && touch $(PEER)/.made; \
 	} || { echo 'Pathway cannot be installed here: the benchmarks go without it' >&2; rm -rf $(PEER); }
+
+$(SITE)/.made: $(VENV)/.made requirements/docs.txt
+	@echo 'installing requirements/docs.txt'
+	@$(PYTHON) -m venv --clear $(SITE)
+	@$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+	  --require-hashes --requirement requirements/docs.txt
+	@touch $@
+
+# The development tools as they are pinned, then the lowest of what the service needs. The project's
+# own files come by a path.
+$(LOWEST)/.made: $(VENV)/.made requirements/build.txt requirements/dev.txt requirements/java.txt requirements/demo.txt requirements/lowest.txt
+	@echo 'installing requirements/lowest.txt (Spark is large: this can take minutes)'
+	@$(PYTHON) -m venv --clear $(LOWEST)
+	@for list in build dev java demo lowest; do \
+	  $(subst $(BIN),$(LOWEST)/bin,$(HASHED)) --requirement requirements/$$list.txt || exit; \
+	done
+	@paths='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  { echo '$(CURDIR)/src'; echo '$(CURDIR)/examples/flights'; } > "$$($(LOWEST)/bin/python -c "$$paths")/penstock.pth"
+	@touch $@
 
 # Clients of the service, which tests run as programs: they need other versions than the service, so
 # they live apart. Where they cannot be installed their tests are left out.

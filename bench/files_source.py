@@ -28,9 +28,9 @@ import pyarrow.parquet as pq
 from actors import Settings
 from actors.connectors.oneshot_task import OneshotEnded, OneshotTask
 from actors.connectors.sources import file_reading
-from actors.connectors.sources.draws import DrawStream, decimals, numbered
 from actors.connectors.sources.files import EXPORT, FilesConfig, FilesSource
 from actors.connectors.sources.oneshot import CopyFromConfig, OneshotCopy
+from actors.connectors.sources.random_draws import DrawStream, decimals, numbered
 from actors.connectors.sources.source import (
     ConnectorContext,
     PositionMark,

@@ -40,8 +40,8 @@ from actors.durable.persist import (
     shard_key,
 )
 from actors.durable.persist.documents import encode, size_of
-from actors.durable.persist.places import open_blob, open_consensus
 from actors.durable.persist.statistics import ColumnStatistics
+from actors.durable.persist.store_urls import open_blob, open_consensus
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.kernel import SystemClock

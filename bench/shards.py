@@ -53,9 +53,9 @@ from actors.durable.persist import (
 )
 from actors.durable.persist.documents import sealed
 from actors.durable.persist.parts import VERSION, part_schema
-from actors.durable.persist.places import open_blob, open_consensus
+from actors.durable.persist.store_urls import open_blob, open_consensus
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.model.plan.updates import opening_of, stream_of
+from actors.model.plan.updates import assemble_stream, encode_stream_header
 from actors.runtime.kernel.clock import ThreadedClock
 from actors.runtime.settings import Settings
 from measure import Measure, Report, median
@@ -133,7 +133,7 @@ def row_of(table: pa.Table) -> bytes:
 
 def change_of(opening: bytes, table: pa.Table, at: int) -> bytes:
     """The least that tells of an append: the shard's frontiers, and the part."""
-    data = stream_of(opening, table.to_batches())
+    data = assemble_stream(opening, table.to_batches())
     part = BatchPart(
         key="",
         rows=table.num_rows,
@@ -153,7 +153,7 @@ async def small(report: Report, place: Path) -> None:
     """In turns, so that all meet the same disk."""
     client = await opened(place / "small")
     await client.create_shards([NewShard("s", SCHEMA, holds={"bench": 0})])
-    row, opening = b"x" * 64, opening_of(part_schema(SCHEMA, errors=False))
+    row, opening = b"x" * 64, encode_stream_header(part_schema(SCHEMA, errors=False))
     connection = bare(place / "bare.db", row)
     times: dict[str, list[float]] = {"ours": [], "peer": [], "row": [], "part": []}
     for at in range(LOGGED + (60 if report.quick else 600)):

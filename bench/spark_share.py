@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from actors.durable.arrangement.arrangement import Arrangement
 from actors.engine.spark.java import JavaHome, find_java
 from actors.engine.spark.jobs import JobTicket, SparkEngine
-from actors.engine.spark.plans import PreparedPlan
+from actors.engine.spark.prepared_plan import PreparedPlan
 from actors.engine.spark.session import open_session, spark_conf
 from actors.model.plan.delta import (
     AccumulateTotals,

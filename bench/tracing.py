@@ -73,7 +73,7 @@ async def send_bare(self: BoundedMailbox[Any], message: Any) -> None:
 class Dropping:
     """Spans are made and not exported."""
 
-    begins = True
+    can_start_traces = True
 
     def __init__(self) -> None:
         self.tracer: Tracer = TracerProvider(shutdown_on_exit=False).get_tracer("bench")

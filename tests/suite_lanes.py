@@ -37,7 +37,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/engine/spark/test_delta_nodes.py",
         "tests/engine/spark/test_plain_query.py",
         "tests/engine/spark/test_plan_inspector.py",
-        "tests/engine/spark/test_prepared.py",
+        "tests/engine/spark/test_prepared_steps.py",
         "tests/engine/spark/test_row_arithmetic_on_spark.py",
         "tests/engine/spark/test_statement_check.py",
         "tests/engine/spark/test_summed_contents.py",

@@ -51,5 +51,11 @@ def __getattr__(name: str) -> Any:
         warnings.warn(f"actors.{name} is now actors.{new}", DeprecationWarning, stacklevel=2)
         return globals()[new] if new in globals() else __getattr__(new)
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        try:
+            return getattr(importlib.import_module(_LAZY[name]), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("actors"):
+                raise
+            hint = f"actors.{name}: {error}: pip install 'penstock-views[server]'"
+            raise ModuleNotFoundError(hint, name=error.name) from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

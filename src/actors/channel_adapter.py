@@ -12,11 +12,11 @@ The stash is bounded. A nonce not served yet is never evicted: at the bound the 
 responses without acknowledging them, until the worker's window (one for each nonce) is full. While
 no client is connected the adapter drains the worker, so frontiers advance and memory stays flat.
 
-Flow: ``client → adapter → worker`` waits for room, also on the lane of the adapter's half
-(`kernel.lane`). The worker releases the lane when a command is sequenced, so a flood on one half
-keeps few commands ahead of the other's. ``worker → adapter → client`` uses room that the worker's
-window reserved. The client acknowledges sent responses by serial (`ResponsesAcked`); the adapter
-acknowledges to the worker all responses sent, stashed or dropped (`ResponsesForwarded`).
+Flow: ``client → adapter → worker`` waits for room, also on the window of the adapter's half
+(`kernel.flow_window`). The worker releases the window when a command is sequenced, so a flood on
+one half keeps few commands ahead of the other's. ``worker → adapter → client`` uses room that the
+worker's window reserved. The client acknowledges sent responses by serial (`ResponsesAcked`); the
+adapter acknowledges to the worker all responses sent, stashed or dropped (`ResponsesForwarded`).
 """
 
 from __future__ import annotations
@@ -227,13 +227,13 @@ class ChannelAdapter(Actor[AdapterMessage]):
         index: int,
         worker: ActorAddress[Any],
         stash_responses_max: int,
-        lane: ActorAddress[Any] | None = None,
+        window: ActorAddress[Any] | None = None,
         half: Half = "compute",
     ) -> None:
-        """Create the adapter; `lane` brings commands to the worker, if they have a lane."""
+        """Create the adapter; `window` brings commands to the worker, if given."""
         self._index = index
         self._worker = worker
-        self._lane = worker if lane is None else lane
+        self._window = worker if window is None else window
         self._half: Half = half
         self._rules = StashRules(stash_responses_max)
         self._client: ActorAddress[Any] | None = None
@@ -252,13 +252,13 @@ class ChannelAdapter(Actor[AdapterMessage]):
                 if message.nonce == self._rules.current and self._rules.connected:
                     await self._command(message.nonce, message.command)
             case ResponsesAcked():
-                await self._took(message)
+                await self._acknowledge_sent(message)
             case ConnectClient():
                 await self._connect(message)
             case DisconnectClient():
                 if self._rules.disconnect(message.nonce):
                     self._client = None
-                    await self._down(ClientGone(message.nonce, self._half))
+                    await self._send_to_worker(ClientGone(message.nonce, self._half))
             case InspectAdapter():
                 message.reply.set(self._statistics())
             case _:
@@ -280,13 +280,13 @@ class ChannelAdapter(Actor[AdapterMessage]):
             span_below(parent, ADAPTER_COMMAND, nonce, self._index),
             suppress(ResourceClosed, ConnectionBroken),
         ):
-            await self._lane.send(TaggedCommand(nonce, command, self._half))
+            await self._window.send(TaggedCommand(nonce, command, self._half))
 
-    async def _took(self, message: ResponsesAcked) -> None:
+    async def _acknowledge_sent(self, message: ResponsesAcked) -> None:
         # Serial 0 is a stashed response, which was acknowledged before.
         serials = tuple(serial for serial in message.serials if serial)
         if serials and message.nonce == self._rules.current:
-            await self._pass(message.nonce, serials)
+            await self._acknowledge(message.nonce, serials)
 
     async def _from_worker(self, tagged: TaggedResponse) -> None:
         match self._rules.judge(tagged):
@@ -297,9 +297,9 @@ class ChannelAdapter(Actor[AdapterMessage]):
                 if tagged.nonce == self._rules.current:
                     await self._drop_held()
                 self._dropped += 1
-                await self._pass(tagged.nonce, (tagged.serial,))
+                await self._acknowledge(tagged.nonce, (tagged.serial,))
             case NonceVerdict.STASH:
-                await self._pass(tagged.nonce, (tagged.serial,))
+                await self._acknowledge(tagged.nonce, (tagged.serial,))
             case NonceVerdict.HOLD:
                 self._held.append(tagged)
 
@@ -319,7 +319,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
         while self._held:
             stranger = self._held.popleft()
             self._dropped += 1
-            await self._pass(stranger.nonce, (stranger.serial,))
+            await self._acknowledge(stranger.nonce, (stranger.serial,))
 
     def _forward(self, tagged: TaggedResponse) -> None:
         assert self._client is not None
@@ -342,10 +342,10 @@ class ChannelAdapter(Actor[AdapterMessage]):
         self._forwarded += len(responses)
         self._client.reply(ManyFromWorker(self._index, nonce, responses))
 
-    async def _pass(self, nonce: Nonce, serials: tuple[int, ...]) -> None:
-        await self._down(ResponsesForwarded(nonce, serials, self._half))
+    async def _acknowledge(self, nonce: Nonce, serials: tuple[int, ...]) -> None:
+        await self._send_to_worker(ResponsesForwarded(nonce, serials, self._half))
 
-    async def _down(self, message: ResponsesForwarded | ClientGone) -> None:
+    async def _send_to_worker(self, message: ResponsesForwarded | ClientGone) -> None:
         with suppress(ResourceClosed, ConnectionBroken):
             await self._worker.send(message)
 

@@ -19,7 +19,7 @@ of it: a compacted batch may be described twice, in disjoint intervals. Parts ou
 are never described, and released at once. The reader's since follows the listened frontier, and the
 reader stays open until the task is stopped.
 
-Filter. Parts whose statistics exclude all wanted rows may be left out (`persist.filtering`): they
+Filter. Parts whose statistics exclude all wanted rows may be left out (`persist.part_filter`): they
 are released at once, except a share that is read first, to audit the filter. The interval is
 described all the same, after that.
 
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, assert_never
 import anyio
 import msgspec
 
-from actors.durable.persist.filtering import part_pruner
+from actors.durable.persist.part_filter import part_pruner
 from actors.model.protocol.compute import ShardImport
 from actors.model.protocol.internal import (
     DescribedPart,
@@ -56,7 +56,7 @@ from actors.runtime.settings import Settings
 from actors.runtime.spans import span_below
 from actors.runtime.telemetry import LISTEN
 from actors.runtime.threshold_probes import DESCRIBED, LISTEN_CREDIT, LISTEN_JOIN
-from actors.runtime.tracing.trail import AppendTraceIndex
+from actors.runtime.tracing.append_traces import AppendTraceIndex
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,17 +82,17 @@ class _Opened(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Listed(msgspec.Struct, frozen=True, gc=False):
-    items: tuple[_Item, ...]
+    items: tuple[_PendingDescription, ...]
 
 
 class _Failed(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError
 
 
-class _Item(msgspec.Struct, frozen=True, gc=False):
+class _PendingDescription(msgspec.Struct, frozen=True, gc=False):
     """A future description: leased parts and their interval."""
 
-    parts: tuple[_Meant, ...]
+    parts: tuple[_PartInterval, ...]
     lower: Time
     upper: Frontier
     snapshot: bool = False
@@ -102,7 +102,7 @@ class _Item(msgspec.Struct, frozen=True, gc=False):
         return sum(meant.part.bytes for meant in self.parts)
 
 
-class _Meant(msgspec.Struct, frozen=True, gc=False):
+class _PartInterval(msgspec.Struct, frozen=True, gc=False):
     """A part and the interval of its own batch.
 
     Joined batches keep their intervals, so that a missing part delays no time before its own.
@@ -157,12 +157,12 @@ class ListenTask(Actor[_Message]):
         self._error: PenstockError | None = None
         self._failures: tuple[int, str] = (0, "")
         """Number of failures in a row of the current request to the store, and the last error."""
-        self._waiting: deque[_Item] = deque()
+        self._waiting: deque[_PendingDescription] = deque()
         self._credit = settings.inflight_bytes_per_dataflow_max
         self._unanswered = 0
         self._leases: dict[str, str] = {}
         """Key of a described part → the reader's key."""
-        self._unproved: list[BatchPart] = []
+        self._unaudited: list[BatchPart] = []
         """Parts left out whose audit must precede the description of their interval."""
         self._uses: Counter[str] = Counter()
         """Number of descriptions, sent or waiting, that need each part of the reader."""
@@ -225,7 +225,7 @@ class ListenTask(Actor[_Message]):
                 self._fail(error)
             case _:
                 assert_never(message)
-        self._go_on()
+        self._make_progress()
 
     def _started(self, start: StartListen) -> None:
         if self._start is not None:
@@ -245,7 +245,7 @@ class ListenTask(Actor[_Message]):
 
     # -- describing -------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
+    def _make_progress(self) -> None:
         """Send waiting descriptions that have room; ask the shard if none waits."""
         if self._error is not None:
             return
@@ -256,7 +256,7 @@ class ListenTask(Actor[_Message]):
         if not self._listing and not full and self._reader is not None and self._start is not None:
             self._list(self._reader, self._start)
 
-    def _may_send(self, item: _Item) -> bool:
+    def _may_send(self, item: _PendingDescription) -> bool:
         # Even a description larger than the whole credit must be sent some time.
         if self._unanswered == 0:
             return True
@@ -265,7 +265,7 @@ class ListenTask(Actor[_Message]):
             item.bytes > self._credit
         )
 
-    def _send(self, item: _Item) -> None:
+    def _send(self, item: _PendingDescription) -> None:
         parts = tuple(self._describe(item, index) for index in range(len(item.parts)))
         self._unanswered += 1
         self._credit -= item.bytes
@@ -286,13 +286,13 @@ class ListenTask(Actor[_Message]):
                 opened.describe(self._shard, self._dataflow, item.lower, item.upper, rows)
             self._consumer.reply(described)
 
-    def _traces(self, item: _Item) -> tuple[str, ...]:
+    def _traces(self, item: _PendingDescription) -> tuple[str, ...]:
         """Return the traces that led to the described changes; a snapshot has none."""
         if self._trail is None or item.snapshot or not item.parts:
             return ()
         return self._trail.between(self._shard, item.lower, item.upper)
 
-    def _describe(self, item: _Item, index: int) -> DescribedPart:
+    def _describe(self, item: _PendingDescription, index: int) -> DescribedPart:
         meant = item.parts[index]
         part: BatchPart = meant.part
         # Unique even for inline and repeated parts, since the intervals are disjoint.
@@ -309,7 +309,7 @@ class ListenTask(Actor[_Message]):
             snapshot=item.snapshot,
         )
 
-    def _append(self, item: _Item) -> None:
+    def _append(self, item: _PendingDescription) -> None:
         """Queue a description, joined to the last one if that stays small."""
         last = self._waiting[-1] if self._waiting else None
         joined_max = self._settings.inflight_bytes_per_dataflow_max // _JOINED_SHARE
@@ -320,7 +320,7 @@ class ListenTask(Actor[_Message]):
             or not last.parts
             or not LISTEN_JOIN.crossed(last.bytes + item.bytes > joined_max)
         ):
-            self._waiting[-1] = _Item(last.parts + item.parts, last.lower, item.upper)
+            self._waiting[-1] = _PendingDescription(last.parts + item.parts, last.lower, item.upper)
         else:
             self._waiting.append(item)
 
@@ -338,14 +338,14 @@ class ListenTask(Actor[_Message]):
                 await reader.downgrade(start.as_of)
                 return self._take_snapshot((await reader.snapshot(start.as_of))[0])
 
-            self.ctx.effect(lambda: self._proved(snapshot), done=_same, failed=_failed)
+            self.ctx.effect(lambda: self._list_and_audit(snapshot), done=_same, failed=_failed)
             return
 
         async def listen() -> _Listed:
             await reader.downgrade(self._frontier)
             return self._take_batches(*await reader.next(self._frontier))
 
-        self.ctx.effect(lambda: self._proved(listen), done=_same, failed=_failed)
+        self.ctx.effect(lambda: self._list_and_audit(listen), done=_same, failed=_failed)
 
     async def _answer(self, ask: Callable[[], Awaitable[R]]) -> R:
         """Return the result of a request to the shard, with retries. Raise its last error."""
@@ -363,12 +363,12 @@ class ListenTask(Actor[_Message]):
         finally:
             self._failures = 0, ""
 
-    async def _proved(self, listing: Callable[[], Awaitable[_Listed]]) -> _Listed:
+    async def _list_and_audit(self, listing: Callable[[], Awaitable[_Listed]]) -> _Listed:
         """Return the listing, once the filter has been audited on it. Raise `UnsoundFilter`."""
         try:
             found = await self._answer(listing)
-            if self._pruner is not None and self._unproved:
-                unproved, self._unproved = self._unproved, []
+            if self._pruner is not None and self._unaudited:
+                unproved, self._unaudited = self._unaudited, []
                 await self._pruner.prove(unproved, self._read, self.ctx.clock)
                 self._release([part.key for part in unproved])
             return found
@@ -393,7 +393,7 @@ class ListenTask(Actor[_Message]):
 
     def _take_snapshot(self, parts: Iterable[BatchPart]) -> _Listed:
         kept = self._keep(parts, 0, self._frontier)
-        return _Listed((_Item(kept, 0, self._frontier, snapshot=True),))
+        return _Listed((_PendingDescription(kept, 0, self._frontier, snapshot=True),))
 
     def _take_batches(self, batches: Iterable[ShardBatch], upper: Frontier) -> _Listed:
         items = []
@@ -403,17 +403,19 @@ class ListenTask(Actor[_Message]):
             high = min(batch.upper, upper)
             kept = self._keep(batch.parts, lower, high)
             if lower < high:
-                items.append(_Item(kept, lower, high))
+                items.append(_PendingDescription(kept, lower, high))
                 lower = high
         if lower < upper:
-            items.append(_Item((), lower, upper))
+            items.append(_PendingDescription((), lower, upper))
         self._frontier = max(self._frontier, upper)
         return _Listed(tuple(items))
 
-    def _keep(self, parts: Iterable[BatchPart], lower: Time, upper: Frontier) -> tuple[_Meant, ...]:
+    def _keep(
+        self, parts: Iterable[BatchPart], lower: Time, upper: Frontier
+    ) -> tuple[_PartInterval, ...]:
         """Return the parts with wanted rows in the interval, counted as used; release the
         others."""
-        kept: list[_Meant] = []
+        kept: list[_PartInterval] = []
         others: list[str] = []
         for part in parts:
             self._uses[part.key] += 1
@@ -421,9 +423,9 @@ class ListenTask(Actor[_Message]):
             if not (part.rows and here):
                 others.append(part.key)
             elif self._pruner is None or not self._pruner.discards(part):
-                kept.append(_Meant(part, lower, upper))
+                kept.append(_PartInterval(part, lower, upper))
             elif self._pruner.chooses(part):
-                self._unproved.append(part)
+                self._unaudited.append(part)
             else:
                 others.append(part.key)
         self._release(others)

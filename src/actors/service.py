@@ -39,11 +39,11 @@ from actors.control.controller.messages import FindLogin
 from actors.control.controller.readiness import (
     ReadinessCheck,
     ReadinessReport,
+    check_objects,
+    check_owner,
     count_replicas,
-    look_at_objects,
-    look_for_owner,
 )
-from actors.control.controller.reads.rows_at_hand import RowsAtHand
+from actors.control.controller.reads.memory_reads import MemoryReads
 from actors.control.controller.replicas import instance as replica_set
 from actors.control.controller.replicas.instance import (
     FixedReplicas,
@@ -182,12 +182,12 @@ class Service:
         self._pg_listener: PgListener | None = None
         self._cluster_listener: TransportListener | None = None
         self._clusters: WorkerCluster | LocalReplicas | None = None
-        self._at_hand = RowsAtHand()
+        self._memory_reads = MemoryReads()
         self._sessions = OpenSessions(lambda: self._clock.now_ms())
         self._gateway: Any = None
         self.execute_statement: Any = None
         """Executes SQL statements of the service for Spark Connect's clients
-        (`connect_gateway.statement_execution`), in place of `OwnStatements`."""
+        (`connect_gateway.statement_execution`), in place of `ServiceStatements`."""
         self._readiness: ReadinessCheck | None = None
         self._stopping = anyio.Event()
         self._expired = False
@@ -223,7 +223,7 @@ class Service:
         if settings.expiration_ms is not None:
             loop = asyncio.get_running_loop()
             stack.callback(loop.call_later(settings.expiration_ms / 1000, self._expire).cancel)
-        log.info("listening on %s, state in %s", self.address, _shown(settings))
+        log.info("listening on %s, state in %s", self.address, _state_locations(settings))
 
     async def _start_role(
         self, stack: AsyncExitStack, persist: PersistClient, scratch: Path
@@ -251,7 +251,7 @@ class Service:
             plan_checker(executor, "upgrade-check"),
             settings,
         )
-        self._connectors = self._reach_out(system, executor, scratch / "outside")
+        self._connectors = self._make_connectors(system, executor, scratch / "outside")
         supply = await self._replicas(stack, system, persist, executor, scratch)
         maintenance = system.spawn(lambda: MaintenanceTask(persist, settings), "maintenance")
         controller = system.spawn(
@@ -264,7 +264,7 @@ class Service:
                 scratch / "tables",
                 maintenance,
                 self._connectors,
-                self._at_hand,
+                self._memory_reads,
                 queries,
                 self._sessions,
             ),
@@ -275,12 +275,12 @@ class Service:
         if self._pg_listener is not None:
             # By a tuple: the actor is made again from it after a fault.
             pg = (self._pg_listener, settings, self._client_of, role_finder(controller))
-            system.spawn(lambda: PgServer(*pg, self._sessions, self._at_hand), "pg")
+            system.spawn(lambda: PgServer(*pg, self._sessions, self._memory_reads), "pg")
         if settings.connect_listen:
             self._start_gateway(system, controller, queries, persist, scratch)
         # Last: from here on the service is no longer starting.
         active = count_replicas(controller, settings)
-        objects = look_at_objects(controller, settings)
+        objects = check_objects(controller, settings)
         self._readiness = ReadinessCheck(persist, active, executor, clock, settings, objects)
 
     async def _run_engine(
@@ -288,7 +288,7 @@ class Service:
     ) -> tuple[ActorSystem, ActorAddress[ExecutorMessage]]:
         """Start the actors that every role has: those that follow the stores, and the engine."""
         settings, clock = self.settings, self._clock
-        await clock.run_blocking(lambda: _empty(scratch))
+        await clock.run_blocking(lambda: _empty_scratch(scratch))
         system = ActorSystem(clock=clock, seed=self._seed)
         await stack.enter_async_context(system)
         self._system = system
@@ -309,7 +309,7 @@ class Service:
         """Bind the Spark Connect gateway's address, if it is wanted."""
         if self.settings.connect_listen:
             # Imported here: its packages need not be installed where no gateway is wanted.
-            from actors.doors.connect_gateway.listening import bind_gateway
+            from actors.doors.connect_gateway.server import bind_gateway
 
             self._gateway = await bind_gateway(self.settings)
             # Also when the start fails: the port must be free again.
@@ -323,15 +323,15 @@ class Service:
         persist: PersistClient,
         scratch: Path,
     ) -> None:
-        from actors.doors.connect_gateway.listening import (
+        from actors.doors.connect_gateway.server import (
             ConnectFrontServer,
             ConnectGateway,
             GatewayParts,
         )
-        from actors.doors.connect_gateway.own_statements import OwnStatements
+        from actors.doors.connect_gateway.service_statements import ServiceStatements
 
         bound, folder = self._gateway, scratch / "connect"
-        own = OwnStatements(self._client_as, self.settings)
+        own = ServiceStatements(self._client_as, self.settings)
         statements = self.execute_statement or own
         own_clients = DoorConnector(self)
         parts = GatewayParts(
@@ -355,22 +355,28 @@ class Service:
         settings, place = self.settings, scratch / "cluster"
         if settings.role == "controller":
             return RegisteredReplicas(persist, settings)
-        connectors = self._half(persist)
+        connectors = self._storage_connectors(persist)
         if settings.replicas > 1:
             names = await replica_set.load(persist, settings)
             self._clusters = hosts = LocalReplicas(
-                system, settings, persist, executor, place, self._reach, connectors, names
+                system, settings, persist, executor, place, self._adapter_address, connectors, names
             )
-            self._at_hand = RowsAtHand(lambda: hosts.partitions)
+            self._memory_reads = MemoryReads(lambda: hosts.partitions)
             return LocalReplicaSupply(
                 hosts,
                 self._connect,
                 lambda kept: replica_set.store_names(persist, settings, kept),
             )
         self._clusters = cluster = await WorkerCluster.start(
-            system, settings, persist, executor, place, reach=self._reach, connectors=connectors
+            system,
+            settings,
+            persist,
+            executor,
+            place,
+            reach=self._adapter_address,
+            connectors=connectors,
         )
-        self._at_hand = RowsAtHand(lambda: [cluster.partitions])
+        self._memory_reads = MemoryReads(lambda: [cluster.partitions])
         if settings.cluster_listen:
             self._cluster_listener = await cluster.listen(settings.cluster_listen)
             stack.push_async_callback(self._cluster_listener.aclose)
@@ -395,16 +401,16 @@ class Service:
     def _connect(self, client: LocalClient, replica: str) -> ReplicaClient:
         return CheckedClient(client.trust(), self.settings, client.half)
 
-    def _reach_out(
+    def _make_connectors(
         self, system: ActorSystem, executor: ActorAddress[ExecutorMessage], scratch: Path
     ) -> ConnectorFactory:
         return ConnectorFactory(self.settings, self._clock, system.random, executor, scratch)
 
-    def _half(self, persist: PersistClient) -> StorageConnectors | None:
+    def _storage_connectors(self, persist: PersistClient) -> StorageConnectors | None:
         """Return the external access of the workers' storage halves; None: they have none."""
         return self._connectors.half(persist)
 
-    def _reach(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
+    def _adapter_address(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
         """Return the address by which the cluster's connections reach an adapter."""
         return adapter
 
@@ -487,7 +493,7 @@ class Service:
         assert self._system is not None, "the service has not been started"
         async with anyio.create_task_group() as group:
             for event in (self._stopping, self._system.failed):
-                group.start_soon(_first, event, group.cancel_scope)
+                group.start_soon(_cancel_after, event, group.cancel_scope)
         if self._halted is not None:
             raise self._halted
         if self._expired:
@@ -508,7 +514,7 @@ class Service:
             return ReadinessReport("stopping")
         if self._readiness is None:
             return ReadinessReport("starting")
-        return await self._readiness.look()
+        return await self._readiness.run()
 
     # -- stopping ------------------------------------------------------------------------------
 
@@ -536,7 +542,7 @@ class Service:
             system.abort()
 
 
-async def _first(event: anyio.Event, scope: anyio.CancelScope) -> None:
+async def _cancel_after(event: anyio.Event, scope: anyio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
 
@@ -547,7 +553,7 @@ def _directory_of(settings: Settings) -> Path:
     return Path(settings.state_dir).absolute()
 
 
-def _empty(scratch: Path) -> None:
+def _empty_scratch(scratch: Path) -> None:
     """Remove what an earlier process left in scratch."""
     scratch.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
     for place in scratch.iterdir():
@@ -556,7 +562,7 @@ def _empty(scratch: Path) -> None:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _shown(settings: Settings) -> str:
+def _state_locations(settings: Settings) -> str:
     """Return the places of the state, for the log."""
     urls = [without_user(url) for url in (settings.blob_url, settings.consensus_url) if url]
     return ", ".join([settings.state_dir, *urls])
@@ -569,13 +575,13 @@ _REMOVAL_SECONDS: Final = 2.0
 """Time for the removal of the registration; what stays is tried in vain, and may be dropped."""
 
 
-def advertised(bound: Place, settings: Settings) -> str:
+def advertised_address(bound: Place, settings: Settings) -> str:
     """Return the address by which controllers reach a listener. Raises `BadSettings` for one that
     listens everywhere and does not say where it is.
 
-    >>> advertised(Place("10.0.0.2", 6875), Settings())
+    >>> advertised_address(Place("10.0.0.2", 6875), Settings())
     '10.0.0.2:6875'
-    >>> advertised(Place("0.0.0.0", 6875), Settings(cluster_advertise="b.example"))
+    >>> advertised_address(Place("0.0.0.0", 6875), Settings(cluster_advertise="b.example"))
     'b.example:6875'
     """
     host = settings.cluster_advertise or bound.host
@@ -587,7 +593,7 @@ def advertised(bound: Place, settings: Settings) -> str:
     return str(bound if bound.is_unix else replace(bound, host=host))
 
 
-def storage_place(settings: Settings) -> Place:
+def storage_address(settings: Settings) -> Place:
     """Return where the storage half listens: as the settings say, else beside the compute half."""
     if settings.storage_listen:
         return Place.parse(settings.storage_listen, "storage_listen")
@@ -621,9 +627,9 @@ class ReplicaService(Service):
         # once.
         listener = self._cluster_listener = await bind_listener(settings.cluster_listen, settings)
         stack.push_async_callback(listener.aclose)
-        name = advertised(listener.address, settings)
+        name = advertised_address(listener.address, settings)
         system, executor = await self._run_engine(stack, persist, scratch)
-        self._connectors = self._reach_out(system, executor, scratch / "outside")
+        self._connectors = self._make_connectors(system, executor, scratch / "outside")
         place = scratch / "cluster"
         cluster = self._clusters = await WorkerCluster.start(
             system,
@@ -632,16 +638,16 @@ class ReplicaService(Service):
             executor,
             place,
             factory=actor_factory(persist, executor, settings, place, name),
-            reach=self._reach,
+            reach=self._adapter_address,
             replica=name,
-            connectors=self._half(persist),
+            connectors=self._storage_connectors(persist),
         )
         await cluster.serve(listener)
-        storage = await cluster.listen(storage_place(settings), "storage")
+        storage = await cluster.listen(storage_address(settings), "storage")
         stack.push_async_callback(storage.aclose)
         await self._register(stack, persist, name, storage)
-        look = look_for_owner(fence)
-        self._readiness = ReadinessCheck(persist, look, executor, clock, settings)
+        connected = check_owner(fence)
+        self._readiness = ReadinessCheck(persist, connected, executor, clock, settings)
         # First of all when it stops: no set waits for a controller any more.
         stack.callback(fence.leave)
 
@@ -658,7 +664,7 @@ class ReplicaService(Service):
         store = fence.inner
         own = describe_replica(
             name,
-            advertised(storage.address, settings),
+            advertised_address(storage.address, settings),
             persist.process,
             self._clock,
         )

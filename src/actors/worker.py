@@ -145,10 +145,10 @@ WorkerMessage: TypeAlias = (
 class Worker(Actor[WorkerMessage]):
     """Worker `index` of `count`.
 
-    `workers`, and for each half `adapters` and `lanes` (of commands), hold those of all workers by
-    index; they may be filled after construction, before the first message. `propose` puts a command
-    into the one order (`Sequencer`); only worker 0 calls it. `replica` names the worker's cluster
-    for people, `life` its incarnation in this process.
+    `workers`, and for each half `adapters` and `windows` (of commands), hold those of all workers
+    by index; they may be filled after construction, before the first message. `propose` puts a
+    command into the one order (`Sequencer`); only worker 0 calls it. `replica` names the worker's
+    cluster for people, `life` its incarnation in this process.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Worker(Actor[WorkerMessage]):
         replica: str = "r1",
         life: int = 0,
         connectors: StorageConnectors | None = None,
-        lanes: Mapping[Half, Sequence[FlowWindow[Any]]] | None = None,
+        windows: Mapping[Half, Sequence[FlowWindow[Any]]] | None = None,
     ) -> None:
         self._index = index
         self._replica = replica
@@ -198,7 +198,7 @@ class Worker(Actor[WorkerMessage]):
         )
         persist.ledger.add(self._logs.memory)
         self._connectors = connectors
-        self._lanes = lanes
+        self._windows = windows
         self._storage: StorageHalf | None = None
 
     async def on_start(self) -> None:
@@ -235,7 +235,7 @@ class Worker(Actor[WorkerMessage]):
                 self._persist,
                 self._settings,
                 self._connectors,
-                self._lanes["storage"][self._index] if self._lanes else None,
+                self._windows["storage"][self._index] if self._windows else None,
             )
             self._storage.begin()
             self._logs.storage_rows = self._storage.rows
@@ -249,7 +249,7 @@ class Worker(Actor[WorkerMessage]):
                     await self._perform(effect)
                 # Without a proposal the command needs no place in the order.
                 if not effects:
-                    self._done_with_one()
+                    self._release_window()
             case SequencedCommand(command=command):
                 # A traced peek travels alone.
                 if isinstance(command, Peek):
@@ -261,11 +261,11 @@ class Worker(Actor[WorkerMessage]):
                 if self._storage is not None:
                     await self._storage.receive(message)
                 if self._index == 0 and not isinstance(message.command, ForStorage):
-                    self._done_with_one()
+                    self._release_window()
             case FromDataflow():
                 await self._from_dataflow(message)
             case ResponsesForwarded(half="compute"):
-                self._deliver(self._outbox.taken(message.nonce, message.serials))
+                self._deliver(self._outbox.acknowledge(message.nonce, message.serials))
             case PeekFinished():
                 self._peeking.ended(message.done.ticket)
                 await self._feed(message.done)
@@ -304,10 +304,10 @@ class Worker(Actor[WorkerMessage]):
             self._tick_ms = wanted_ms
             self._tick = self.ctx.after(wanted_ms, MaintenanceDue())
 
-    def _done_with_one(self) -> None:
+    def _release_window(self) -> None:
         """Release the lane: a compute command was sequenced, or needs no place in the order."""
-        if self._lanes:
-            self._lanes["compute"][self._index].done()
+        if self._windows:
+            self._windows["compute"][self._index].done()
 
     async def _feed(self, event: e.Event) -> None:
         for effect in self._state.handle(event):
@@ -344,7 +344,7 @@ class Worker(Actor[WorkerMessage]):
             case e.StopDataflow():
                 self._drop(self._renderings[effect.number])
             case e.LogReconciliation():
-                self._reconciled(effect)
+                self._note_reconciliation(effect)
             case e.StopPeek():
                 self._peeking.stop(effect.ticket)
 
@@ -372,7 +372,7 @@ class Worker(Actor[WorkerMessage]):
             self._partitions.take(rendering.id, self._index, rendering.index)
         self._children.drop(rendering)
 
-    def _reconciled(self, done: e.LogReconciliation) -> None:
+    def _note_reconciliation(self, done: e.LogReconciliation) -> None:
         """Count a reconciliation, and log it on worker 0."""
         self._logs.reconciliation.note(done)
         # All workers decide alike, so one logs for all.
@@ -400,7 +400,7 @@ class Worker(Actor[WorkerMessage]):
                 each.text(ERROR_TEXT_BYTES_MAX),
             )
 
-    def _signed(self, emit: EmitBatch) -> EmitBatch:
+    def _with_span_context(self, emit: EmitBatch) -> EmitBatch:
         """Return the batch with the context of this worker's span."""
         batch = emit.batch
         with span_below(batch.traceparent, WORKER_EMIT) as opened:
@@ -437,7 +437,7 @@ class Worker(Actor[WorkerMessage]):
                 self._note_step(number, message)
                 await self._feed(e.StatusSeen(number, message))
             case EmitBatch() if self._index == 0:
-                await self._feed(e.SubscribeBatchReady(number, self._signed(message)))
+                await self._feed(e.SubscribeBatchReady(number, self._with_span_context(message)))
             case CopyFinished() if self._index == 0:
                 await self._feed(e.CopyEnded(number, message.result))
             case StartInputs():

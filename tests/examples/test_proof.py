@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from actors.engine.spark import plain
+from actors.engine.spark import reference_spark
 from actors.runtime.errors import EngineError
 from actors.runtime.progress import Time
 from penstock_flights import flights, proof
@@ -126,7 +126,7 @@ async def test_plain_spark_that_fails_says_why(
 
 def test_contents_written_for_spark_keep_their_types(log: ChangeLog, tmp_path: Path) -> None:
     request, outputs = proof._lay_out(log, VIEWS, [log.times[5]], tmp_path)
-    decoded = msgspec.json.decode(request.read_bytes(), type=plain.PlainRequest)
+    decoded = msgspec.json.decode(request.read_bytes(), type=reference_spark.ReferenceRequest)
     assert len(decoded.queries) == len(outputs) == len(VIEWS)
     table = pq.read_table(decoded.queries[0].tables["flights"])
     assert table.schema == flights.arrow_schema("flights")

@@ -10,12 +10,48 @@ import zipfile
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
+from actors import Service, Settings
+from actors.testing.drawn_settings import draw_for_test
+from actors.testing.engine import in_memory_engine
 from actors.testing.patience import PROGRAM_S
 
 NAME = "penstock-views"
+IMPORT_NAMES = {
+    "google-crc32c": "google_crc32c",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter",
+    "opentelemetry-sdk": "opentelemetry.sdk",
+    "pyjwt": "jwt",
+    "zstandard": "zstandard",
+}
+"""Modules of distributions that have another name."""
+HIDING = """
+import sys
+
+class HiddenModules:
+    def find_spec(self, name, path=None, target=None):
+        if name in {modules}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, HiddenModules())
+"""
+CLIENT_PROGRAM = """
+import asyncio
+from actors import Client
+
+async def main():
+    async with await Client.connect(sys.argv[1]) as client:
+        await client.create_table("t", {"n": "bigint"}, primary_key=["n"])
+        await client.create_materialized_view("v", "SELECT n + 1 AS n FROM t")
+        time = await client.insert("t", [{"n": 1}])
+        print((await client.peek("v", as_of=time)).to_pylist())
+
+asyncio.run(main())
+"""
 EXTRAS = re.compile(r"pip install '?([\w.-]+)\[([\w,]+)\]'?")
 
 
@@ -63,7 +99,7 @@ def test_the_wheel_holds_all_that_is_imported(wheel: zipfile.ZipFile, root: Path
     assert inside == ours
     assert "actors/py.typed" in inside
     (entries,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
-    assert "penstock = actors.doors.commands.cli:main" in wheel.read(entries).decode()
+    assert "penstock = actors.doors.commands:main" in wheel.read(entries).decode()
 
 
 def test_no_text_names_another_distribution(wheel: zipfile.ZipFile, root: Path) -> None:
@@ -82,7 +118,7 @@ def test_no_text_names_another_distribution(wheel: zipfile.ZipFile, root: Path) 
             if name.startswith("penstock"):
                 assert set(wanted.split(",")) <= extras, (path, wanted)
                 named |= set(wanted.split(","))
-    assert {"postgres", "delta", "connect", "jwt", "tpch"} <= named
+    assert {"server", "postgres", "delta", "connect", "jwt", "tpch"} <= named
 
 
 def test_the_project_file_and_the_locks_agree(root: Path) -> None:
@@ -91,6 +127,59 @@ def test_the_project_file_and_the_locks_agree(root: Path) -> None:
     for lock in (root / "requirements").glob("*.txt"):
         for name in re.findall(r"(?:via|#  ) ([\w-]+) \(pyproject", lock.read_text()):
             assert name == NAME, lock
+
+
+def requirements_of(project: dict[str, Any]) -> dict[str, set[str]]:
+    """The distributions that the client and each extra require, by the extra's name."""
+    lists = {"": project["dependencies"], **project["optional-dependencies"]}
+    return {
+        extra: {re.split(r"[\[<>=!]", each)[0] for each in listed}
+        for extra, listed in lists.items()
+    }
+
+
+def test_users_get_ranges_and_each_lower_bound_is_tried(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    lowest = dict(
+        re.findall(r"^([\w-]+)==([\w.]+)", (root / "requirements/lowest.txt").read_text(), re.M)
+    )
+    for extra in ("", "server", "connect", "postgres", "delta", "jwt"):
+        listed = project["optional-dependencies"][extra] if extra else project["dependencies"]
+        for each in listed:
+            found = re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)(?:,<[\d.]+)?", each)
+            assert found, f"{each}: not a range with a lower bound"
+            tried = lowest[found[1]].split(".")
+            bound = found[2].split(".")
+            assert tried[: len(bound)] == bound, f"{each}: requirements/lowest.txt has {tried}"
+
+
+def client_alone(root: Path) -> str:
+    """The first lines of a program that sees the client's packages only, not the service's."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    wanted = requirements_of(project)
+    hidden = set().union(*wanted.values()) - wanted[""]
+    modules = sorted(IMPORT_NAMES.get(name, name.replace("-", "_")) for name in hidden)
+    return HIDING.format(modules=modules)
+
+
+async def test_the_client_alone_reads_a_view(tmp_path: Path, root: Path) -> None:
+    program = client_alone(root) + CLIENT_PROGRAM
+    settings = draw_for_test(Settings(state_dir=str(tmp_path / "state"), listen="127.0.0.1:0"))
+    async with Service(settings, engine=in_memory_engine()) as service:
+        command = [sys.executable, "-c", program, service.address]
+        ran = await anyio.run_process(command, check=False)
+    assert (ran.stdout.decode(), ran.stderr.decode()) == ("[{'n': 2}]\n", "")
+
+
+def test_without_the_service_the_command_says_what_to_install(root: Path) -> None:
+    program = client_alone(root) + "\nfrom actors.doors.commands import main; main()"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert "pip install 'penstock-views[server]'" in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    program = client_alone(root) + "\nimport actors; actors.Service"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "pip install 'penstock-views[server]'" in ran.stderr.splitlines()[-1]
 
 
 def test_a_client_loads_no_part_of_the_service() -> None:

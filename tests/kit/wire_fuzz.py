@@ -59,13 +59,13 @@ class FuzzTarget(msgspec.Struct, frozen=True):
 def _pieces(data: bytes, size: int, buffer: FrameBuffer, took: Callable[[], None]) -> None:
     at = 0
     while at < len(data):
-        place = buffer.place()
+        place = buffer.free_space()
         count = min(len(place), len(data) - at, max(1, size))
         assert count, "no room for the next byte"
         place[:count] = data[at : at + count]
         place.release()
         at += count
-        if buffer.wrote(count):
+        if buffer.advance(count):
             took()
 
 
@@ -106,7 +106,7 @@ class _Memory:
         self._data = data
         self.written = bytearray()
 
-    async def exactly(self, count: int) -> bytes:
+    async def read_exactly(self, count: int) -> bytes:
         """Return the next bytes."""
         if len(self._data) < count:
             raise ConnectionBroken("the stream ends here")

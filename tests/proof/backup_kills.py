@@ -40,7 +40,7 @@ from crash_campaign import Service, free_port
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import s3_server  # type: ignore[import-not-found]
 from actors import Client, TableWrite
-from actors.durable.persist.backups import BackupTarget
+from actors.durable.persist.backup_format import BackupTarget
 from actors.runtime.errors import PenstockError
 from actors.runtime.kernel import SystemClock
 from actors.runtime.settings import Settings

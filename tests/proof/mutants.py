@@ -25,6 +25,8 @@ MODULES_APART: Final[Mapping[str, str]] = {
     f"engine/spark/{name}": SPARK_ONLY
     for name in (
         "analysis",
+        "answer_files",
+        "archive_training",
         "bridge",
         "bucket_reading",
         "bucket_tasks",
@@ -32,14 +34,12 @@ MODULES_APART: Final[Mapping[str, str]] = {
         "catalyst_front",
         "connect",
         "difference",
-        "files",
-        "plain",
         "plan_reader",
-        "plans",
+        "prepared_plan",
+        "reference_spark",
         "remote",
         "stored_contents",
         "subtraction",
-        "training",
     )
 }
 """Modules that are never drawn, and why. The draw must not depend on the tests: this is a table."""

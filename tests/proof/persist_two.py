@@ -36,7 +36,7 @@ from persist_history import History, check
 from persist_worker import SETTINGS, SHARD, contents
 
 from actors.durable.persist import PersistClient
-from actors.durable.persist.places import open_blob, open_consensus
+from actors.durable.persist.store_urls import open_blob, open_consensus
 from actors.runtime.kernel import SystemClock
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -25,7 +25,7 @@ from actors.durable.persist import (
     PersistClient,
     ShardAppend,
 )
-from actors.durable.persist.places import open_blob, open_consensus
+from actors.durable.persist.store_urls import open_blob, open_consensus
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.runtime.errors import PenstockError
 from actors.runtime.kernel import SystemClock

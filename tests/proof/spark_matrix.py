@@ -36,7 +36,7 @@ SCRIPTS: Final = "tests/scripts/*.view"
 TRIALS: Final[Mapping[str, tuple[str, ...]]] = {
     "plans of the public queries": ("tests/proof/conformance.py", "--modes"),
     "modes of all view scripts": (*PENSTOCK, "check-views", "--modes", "tests/scripts"),
-    "prepared steps": (*PYTEST, "tests/engine/spark/test_prepared.py"),
+    "prepared steps": (*PYTEST, "tests/engine/spark/test_prepared_steps.py"),
     "delta nodes": (*PYTEST, "tests/engine/spark/test_delta_nodes.py"),
     "Spark Connect": (*PYTEST, "tests/engine/spark/test_connect.py"),
     "shards in Spark": (*PYTEST, "--whole", "tests/engine/spark/test_source_on_spark.py"),

@@ -32,7 +32,7 @@ from actors.model.protocol.compute import (
 from actors.model.protocol.internal import AnyResponse, Half, TaggedCommand, TaggedResponse
 from actors.model.protocol.storage import FrontierUpper
 from actors.testing.isolation import ActorIsolation, SubjectActor
-from actors.testing.neighbours import NeighbourProbe
+from actors.testing.peer_probes import PeerProbe
 
 
 class Checked(StashRules):
@@ -132,7 +132,7 @@ both_halves = pytest.mark.parametrize("half", RESPONSES)
 
 def house(
     stage: ActorIsolation, half: Half, stash: int = 10
-) -> tuple[SubjectActor[Any], NeighbourProbe, NeighbourProbe]:
+) -> tuple[SubjectActor[Any], PeerProbe, PeerProbe]:
     """(adapter, worker, client)."""
     worker, client = stage.probe("worker"), stage.probe("client")
     adapter = stage.start(lambda: ChannelAdapter(3, worker.address, stash, half=half), "adapter")

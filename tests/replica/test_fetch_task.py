@@ -28,7 +28,7 @@ from actors.model.protocol.internal import (
 from actors.runtime.errors import CorruptData, LeaseLost, PenstockError, StorageError
 from actors.runtime.settings import Settings
 from actors.testing.isolation import ActorIsolation, SubjectActor
-from actors.testing.neighbours import NeighbourProbe, match
+from actors.testing.peer_probes import PeerProbe, match
 
 SCHEMA = TableSchema((TableColumn("a", "bigint"),))
 
@@ -79,7 +79,7 @@ class FakeStore:
 
 def spawn(
     stage: ActorIsolation, store: FakeStore, settings: Settings | None = None
-) -> tuple[SubjectActor[Any], NeighbourProbe]:
+) -> tuple[SubjectActor[Any], PeerProbe]:
     """The task, and its consumer."""
     persist: Any = store
     probe = stage.probe()

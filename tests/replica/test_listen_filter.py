@@ -32,7 +32,7 @@ from actors.runtime.errors import CorruptData, StorageError, UnsoundFilter
 from actors.runtime.kernel import SystemClock
 from actors.runtime.settings import Settings
 from actors.testing.isolation import ActorIsolation, SubjectActor
-from actors.testing.neighbours import NeighbourProbe
+from actors.testing.peer_probes import PeerProbe
 
 SCHEMA = TableSchema((TableColumn("a", "bigint"),))
 WANTED = PartFilter(SCHEMA, [PartCondition("a", ">", (pa.scalar(99, pa.int64()),))])
@@ -48,7 +48,7 @@ class World:
         self.upper = 0
         self.fetched: list[str] = []
         self.fail: StorageError | None = None
-        self.probe: NeighbourProbe = stage.probe()
+        self.probe: PeerProbe = stage.probe()
         self._fetch = persist.fetch
         persist.fetch = self.fetch  # type: ignore[method-assign]
         imported = ShardImport("s1", SCHEMA)

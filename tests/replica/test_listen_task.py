@@ -30,7 +30,7 @@ from actors.runtime.errors import (
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
 from actors.testing.isolation import ActorIsolation, SubjectActor
-from actors.testing.neighbours import NeighbourProbe
+from actors.testing.peer_probes import PeerProbe
 
 RETRYING = Settings(retry_delay_ms_min=1, retry_delay_ms_max=2, fetch_attempts_max=3)
 SOURCE = ShardImport("s1", TableSchema((TableColumn("a", "bigint"),)))
@@ -144,7 +144,7 @@ class FakeShard:
 
 def spawn(
     stage: ActorIsolation, shard: FakeShard, settings: Settings | None = None
-) -> tuple[SubjectActor[Any], NeighbourProbe]:
+) -> tuple[SubjectActor[Any], PeerProbe]:
     """The task, and its consumer."""
     persist: Any = shard
     probe = stage.probe()

@@ -70,7 +70,7 @@ from actors.runtime.kernel import ActorAddress
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
 from actors.testing.isolation import ActorIsolation, SubjectActor
-from actors.testing.neighbours import NeighbourProbe
+from actors.testing.peer_probes import PeerProbe
 from actors.worker import InspectWorker, Worker, WorkerStatistics
 from cluster_house import (  # type: ignore[import-not-found]
     SCHEMA,
@@ -110,7 +110,7 @@ class House:
         start = (Hello(nonce), CreateInstance(len(self.workers)))
         await self.do(*start, *commands, InitializationComplete())
 
-    async def with_index(self) -> NeighbourProbe:
+    async def with_index(self) -> PeerProbe:
         """Connect a client with one index, and return the dataflow of it."""
         await self.connect("a", CreateDataflow(index()))
         return await self.dataflows.expect()
@@ -134,7 +134,7 @@ class House:
         return statistics
 
 
-def tell_workers(dataflow: NeighbourProbe, *messages: Any) -> None:
+def tell_workers(dataflow: PeerProbe, *messages: Any) -> None:
     """A dataflow speaks: one message for each worker (one given: the same for all)."""
     for number, worker in enumerate(dataflow.args[1]):
         worker.reply(messages[number] if len(messages) > 1 else messages[0])
@@ -264,7 +264,7 @@ async def test_a_source_that_is_caught_up_ends_with_its_dataflow(
         await h.persist.create_shards([NewShard("s1", SCHEMA)])
         await h.persist.append([ShardAppend("s1", 0, 5, ())])
 
-        async def caught_up(dataflow: NeighbourProbe) -> str:
+        async def caught_up(dataflow: PeerProbe) -> str:
             """Says by which reader."""
             tell_workers(dataflow, StartInputs("i1", 1))
             started = await dataflow.expect(InputStarted)

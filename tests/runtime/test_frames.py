@@ -108,13 +108,13 @@ def poured(buffer: FrameBuffer, data: bytes, pieces: Callable[[], int]) -> list[
     found: list[bytes] = []
     at = 0
     while at < len(data):
-        place = buffer.place()
+        place = buffer.free_space()
         assert len(place) == buffer.room
         count = min(len(place), len(data) - at, max(1, pieces()))
         place[:count] = data[at : at + count]
         place.release()
         at += count
-        buffer.wrote(count)
+        buffer.advance(count)
         if buffer.room == 0 or at == len(data) or count % 2:
             while (body := buffer.next()) is not None:
                 found.append(bytes(split_context(ANY.decode(body))[0]))
@@ -131,7 +131,7 @@ def test_frames_are_found_however_the_bytes_come(sizes: list[int | None], rng: R
     assert poured(buffer, data, lambda: rng.randint(1, most)) == [
         b for b in bodies if b is not None
     ]
-    assert buffer.begun == 0
+    assert buffer.partial_bytes == 0
     assert buffer.room > 0
 
 
@@ -139,23 +139,23 @@ def test_a_large_frame_takes_no_more_room_than_twice_what_came() -> None:
     codec: FrameCodec[Any] = FrameCodec(bytes, 1 << 30)
     buffer = FrameBuffer(codec)
     header = HEADER.pack(1 << 30)
-    buffer.place()[: len(header)] = header
-    buffer.wrote(len(header))
+    buffer.free_space()[: len(header)] = header
+    buffer.advance(len(header))
     assert buffer.next() is None
     came = 0
     while came < 8 << 20:
         assert buffer.room <= max(GROWTH_BYTES, came)
         came += buffer.room
-        if buffer.wrote(buffer.room):
+        if buffer.advance(buffer.room):
             assert buffer.next() is None
-    assert buffer.begun == len(header) + came
+    assert buffer.partial_bytes == len(header) + came
 
 
 def test_bytes_before_the_first_frame_are_taken_as_they_are() -> None:
     buffer = FrameBuffer(CODEC)
     data = b"opening" + bytes(CODEC.encode(compute.Hello("n")))
-    buffer.place()[: len(data)] = data
-    buffer.wrote(len(data))
+    buffer.free_space()[: len(data)] = data
+    buffer.advance(len(data))
     assert buffer.take(4) == b"open"
     assert buffer.take(3) == b"ing"
     body = buffer.next()

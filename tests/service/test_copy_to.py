@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
-from actors.control.controller.reads.copies import CopyLate
+from actors.control.controller.reads.copies import CopyTimedOut
 from actors.doors.client.answers import CopyFormat
 from actors.doors.client.client import Client, CopiedTo
 from actors.doors.commands import cli
@@ -148,7 +148,7 @@ async def test_what_cannot_be_copied_is_told_and_leaves_nothing(tmp_path: Path) 
 async def test_a_copy_waits_for_its_time_until_a_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deadlines = Deadlines(monkeypatch, CopyLate)
+    deadlines = Deadlines(monkeypatch, CopyTimedOut)
     async with running(tmp_path) as (client, _):
         await client.create_table("t", COLUMNS)
         time = await client.insert("t", rows(3))

@@ -119,7 +119,7 @@ async def test_a_store_that_does_not_answer_is_not_ready_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # expires: the documents never answer
-    monkeypatch.setattr(readiness, "LOOK_TIMEOUT_MS", 50)
+    monkeypatch.setattr(readiness, "CHECK_TIMEOUT_MS", 50)
     service = Service(settings_of(tmp_path), engine=in_memory_engine())
     with anyio.fail_after(100):
         async with pages_of(service).serve("127.0.0.1:0", "metrics_listen") as url, service:

@@ -22,9 +22,9 @@ from actors.doors.client.client import Client
 from actors.runtime.memory_ledger import (
     MemoryLedger,
     MemoryUse,
-    allocated,
+    allocated_bytes,
     anonymous_bytes,
-    release,
+    release_memory,
 )
 
 ROWS = 100_000
@@ -69,17 +69,17 @@ def test_rows_that_lie_in_bytes_are_told_once() -> None:
 
 
 def test_what_python_and_c_give_out_is_seen_and_given_back() -> None:
-    before = allocated()
+    before = allocated_bytes()
     small, large = [object() for _ in range(200_000)], bytearray(32 * MIB)
-    now = allocated()
+    now = allocated_bytes()
     assert now["python"] - before["python"] >= 200_000 * 16
     assert now["malloc"] - before["malloc"] >= len(large)
     assert len(small) == 200_000
     del small, large
     gc.collect()
     taken = anonymous_bytes()
-    release()
-    assert allocated()["malloc"] - before["malloc"] < 16 * MIB
+    release_memory()
+    assert allocated_bytes()["malloc"] - before["malloc"] < 16 * MIB
     assert anonymous_bytes() <= taken + MIB
 
 

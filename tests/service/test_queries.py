@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from actors.control.controller.reads.queries import BATCH_ROWS, QueryLate, _batches
+from actors.control.controller.reads.queries import BATCH_ROWS, QueryTimedOut, _batches
 from actors.doors.client.client import Client
 from actors.doors.client.rows import expand
 from actors.model.plan.jobs import FileDone
@@ -159,7 +159,7 @@ async def test_the_time_is_the_one_asked_for(tmp_path: Path) -> None:
 async def test_a_query_waits_until_its_time_is_sealed_and_no_longer_than_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deadlines = Deadlines(monkeypatch, QueryLate)
+    deadlines = Deadlines(monkeypatch, QueryTimedOut)
     async with running(tmp_path) as world:
         client = world.client
         await fill(client)
@@ -222,7 +222,7 @@ async def test_below_the_since_is_an_error_and_history_is_held_meanwhile(tmp_pat
                 found.extend(await world.rows(sql))
 
             group.start_soon(ask)
-            await world.controls.wait_begun("Select")
+            await world.controls.wait_started("Select")
             assert len(await holders()) == 1
             world.controls.release("Select")
         assert found == [{"n": 6}]
@@ -274,7 +274,7 @@ async def test_errors_have_names(tmp_path: Path) -> None:
 async def test_a_client_that_goes_away_or_is_late_cancels_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deadlines = Deadlines(monkeypatch, QueryLate)
+    deadlines = Deadlines(monkeypatch, QueryTimedOut)
     async with running(tmp_path) as world:
         client = world.client
         await fill(client)
@@ -296,12 +296,12 @@ async def test_a_client_that_goes_away_or_is_late_cancels_the_job(
                     await world.rows(sql, deadline_ms=200)
 
             group.start_soon(ask_in_vain)
-            await world.controls.wait_begun("Select")
+            await world.controls.wait_started("Select")
             deadlines.end(200)
         await canceled(1)
         async with anyio.create_task_group() as group:
             group.start_soon(world.rows, sql)
-            await world.controls.wait_begun("Select", 2)
+            await world.controls.wait_started("Select", 2)
             group.cancel_scope.cancel()
         await canceled(2)
         async with anyio.create_task_group() as group:
@@ -314,7 +314,7 @@ async def test_a_client_that_goes_away_or_is_late_cancels_the_job(
 
             begun = world.selects
             group.start_soon(ask)
-            await world.controls.wait_begun("Select", begun + 1)
+            await world.controls.wait_started("Select", begun + 1)
             await other.aclose()
         await canceled(3)
 
@@ -328,7 +328,7 @@ async def test_a_client_that_goes_away_or_is_late_cancels_the_job(
 
 
 async def test_only_so_many_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deadlines = Deadlines(monkeypatch, QueryLate)
+    deadlines = Deadlines(monkeypatch, QueryTimedOut)
     async with running(tmp_path, queries_in_flight_max=1, queries_waiting_max=2) as world:
 
         async def queued(count: int) -> bool:
@@ -341,7 +341,7 @@ async def test_only_so_many_run_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
         sql = "SELECT count(*) AS n FROM t"
         async with anyio.create_task_group() as group:
             group.start_soon(world.rows, sql)
-            await world.controls.wait_begun("Select")
+            await world.controls.wait_started("Select")
 
             async def ask_in_vain() -> None:
                 with pytest.raises(DeadlineExceeded, match="it was waiting for other queries"):
@@ -446,7 +446,7 @@ async def test_a_service_that_stops_lets_go_of_its_queries(tmp_path: Path) -> No
                     await world.rows("SELECT count(*) AS n FROM t")
 
             group.start_soon(ask)
-            await world.controls.wait_begun("Select")
+            await world.controls.wait_started("Select")
             world.service.stop()
             await world.client.aclose()
     async with running(tmp_path) as world:
@@ -484,6 +484,6 @@ async def test_cancel_on_request_is_named(tmp_path: Path) -> None:
                     await world.rows("SELECT count(*) AS n FROM t")
 
             group.start_soon(ask)
-            await world.controls.wait_begun("Select")
+            await world.controls.wait_started("Select")
             (number,) = exchange._slots
             await exchange.cancel(number)

@@ -16,7 +16,7 @@ import pytest
 
 from actors import Client
 from actors.doors.commands.inspect import parse_condition
-from actors.durable.persist.stashed import StashedBlobs
+from actors.durable.persist.stashed_blobs import StashedBlobs
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.runtime.errors import DeadlineExceeded, InvalidUsage, PenstockError, TypeMismatch
 from actors.runtime.settings import Settings

@@ -120,7 +120,7 @@ async def test_what_waits_is_told(tmp_path: Path) -> None:
         world.controls.hold("Step")
         begun = world.controls.counts["Step"]
         time = await client.insert("t", [{"k": 100, "v": 7}])
-        await world.controls.wait_begun("Step", begun + 1)
+        await world.controls.wait_started("Step", begun + 1)
         stream = client.subscribe("t")
         await anext(stream)
         async with anyio.create_task_group() as group:
@@ -155,7 +155,7 @@ async def test_frontiers_tell_how_far_a_view_is_behind_while_it_computes(tmp_pat
         world.controls.hold("Step")
         begun = world.controls.counts["Step"]
         first = await client.insert("t", [{"k": 100, "v": 7}])
-        await world.controls.wait_begun("Step", begun + 1)
+        await world.controls.wait_started("Step", begun + 1)
         last = await client.insert("t", [{"k": 101, "v": 7}])
         of = {"where": [("name", "=", "w"), ("worker", "=", 0)]}
 

@@ -31,7 +31,7 @@ from actors.runtime.errors import (
 from actors.runtime.kernel import ActorAddress, ActorSystem
 from actors.runtime.settings import Settings
 from actors.runtime.transport.address import NetworkAddress
-from actors.service import Service, advertised, service_of
+from actors.service import Service, advertised_address, service_of
 from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import EngineControls, InMemoryExecutor
 
@@ -184,10 +184,10 @@ async def test_a_replica_serves_the_owner_of_its_stores_alone(tmp_path: Path) ->
 
 async def test_where_a_replica_is_reached(tmp_path: Path) -> None:
     place = NetworkAddress("0.0.0.0", 6875)
-    assert advertised(place, Settings(cluster_advertise="b")) == "b:6875"
-    assert advertised(NetworkAddress(path="/run/r.sock"), Settings()) == "unix:/run/r.sock"
+    assert advertised_address(place, Settings(cluster_advertise="b")) == "b:6875"
+    assert advertised_address(NetworkAddress(path="/run/r.sock"), Settings()) == "unix:/run/r.sock"
     with pytest.raises(BadSettings, match="set cluster_advertise"):
-        advertised(place, Settings())
+        advertised_address(place, Settings())
     async with roles(tmp_path) as house:
         with pytest.raises(BadSettings, match="needs TLS and tokens"):
             async with house.replica("r", cluster_listen="0.0.0.0:0"):

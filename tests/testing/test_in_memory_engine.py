@@ -174,7 +174,7 @@ async def test_a_held_job_waits_and_can_be_cancelled(bench: Bench) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(step, "one")
         group.start_soon(step, "two")
-        await bench.controls.wait_begun("Step", 2)
+        await bench.controls.wait_started("Step", 2)
         assert done == []
         await bench.address.send(CancelJob("one"))
         while not done:

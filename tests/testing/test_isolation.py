@@ -18,7 +18,7 @@ from actors.runtime.errors import (
 )
 from actors.runtime.kernel import STOP, Actor, ActorAddress, ActorCrashed, ReplySlot, restart
 from actors.testing.isolation import ActorIsolation
-from actors.testing.neighbours import NeighbourProbe, match
+from actors.testing.peer_probes import PeerProbe, match
 from actors.testing.virtual_time import VirtualDeadlock, VirtualTimeLoop
 
 
@@ -81,7 +81,7 @@ class Depot(Actor[Any]):
         return self.doing
 
 
-def depot(stage: ActorIsolation, **options: Any) -> tuple[Any, NeighbourProbe, NeighbourProbe]:
+def depot(stage: ActorIsolation, **options: Any) -> tuple[Any, PeerProbe, PeerProbe]:
     scale, shop = stage.probe("scale"), stage.probe("shop")
     return stage.start(lambda: Depot(scale.address, shop.address), "depot", **options), scale, shop
 

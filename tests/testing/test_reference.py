@@ -20,9 +20,9 @@ from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.plan.updates import to_ipc
 from actors.runtime.errors import DefiniteError
 from actors.testing.engine import relation_of, table_of
-from actors.testing.freedom import RANK
 from actors.testing.maintain import EngineCaller
 from actors.testing.nodes import NodeRelation
+from actors.testing.nondeterminism import RANK
 from actors.testing.reference import ViewReference
 
 T = TableSchema((TableColumn("a", "int"),))
@@ -87,9 +87,9 @@ async def test_an_open_view_is_asked_for_its_candidates() -> None:
     plan = msgspec.structs.replace(PLAN, sql="select a from t order by a limit 1")
     reference = ViewReference(engine, plan)
     await reference.prepare()
-    assert reference.freedom.kind == "limit"
+    assert reference.nondeterminism.kind == "limit"
     assert await reference.contents({1: bag(1)}) == {1: {(1, 1): 1}}
-    assert [job.sql for job in engine.jobs] == [reference.freedom.sql, plan.sql]
+    assert [job.sql for job in engine.jobs] == [reference.nondeterminism.sql, plan.sql]
 
 
 async def test_candidates_that_plain_spark_contradicts_are_not_used() -> None:
@@ -100,6 +100,6 @@ async def test_candidates_that_plain_spark_contradicts_are_not_used() -> None:
     reference = ViewReference(engine, plan)
     await reference.prepare()
     assert await reference.contents({1: bag(1)}) == {1: {(1,): 1}}
-    assert reference.freedom.kind == "unknown"
+    assert reference.nondeterminism.kind == "unknown"
     assert await reference.contents({2: bag(2)}) == {2: {(2,): 1}}
     assert engine.jobs[-1].sql == plan.sql

@@ -1,9 +1,9 @@
 """The demo's proof: the service's views against plain Spark over the demo's own log.
 
 For each time, the tables' contents are made from `ChangeLog` and written as Parquet; a process of
-its own (`actors.engine.spark.plain`) runs each view's text over them; the service is asked for the
-view ``AS OF`` the same time. Both results are compared as bags: exact in every column but floats,
-which may differ by `TOLERANCE` (sums of floats depend on their order).
+its own (`actors.engine.spark.reference_spark`) runs each view's text over them; the service is
+asked for the view ``AS OF`` the same time. Both results are compared as bags: exact in every column
+but floats, which may differ by `TOLERANCE` (sums of floats depend on their order).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ async def expected(
 ) -> Answers:
     """Return plain Spark's results, by view and time. Raises `EngineError`."""
     request, outputs = await anyio.to_thread.run_sync(_lay_out, log, views, times, scratch)
-    command = [sys.executable, "-m", "actors.engine.spark.plain", str(request)]
+    command = [sys.executable, "-m", "actors.engine.spark.reference_spark", str(request)]
     done = await anyio.run_process(
         command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, check=False
     )

@@ -82,7 +82,7 @@ class ConnectorFactory:
         token = f"{self._random.getrandbits(48):012x}"
         return ConnectorConfiguration(kind, source_kinds.encode(found.with_token(token)))
 
-    def kept(self, configuration: ConnectorConfiguration, id: ObjectId) -> str:
+    def external_resource(self, configuration: ConnectorConfiguration, id: ObjectId) -> str:
         """Return the name of the external resource that must be cleaned up (a slot); "" if none."""
         return source_kinds.decode(configuration.encoded).external_resource(id)
 

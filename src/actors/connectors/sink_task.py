@@ -42,17 +42,17 @@ from actors.connectors.sinks.messages import (
 )
 from actors.connectors.sinks.sink import SinkConnector
 from actors.connectors.sinks.sink_batches import (
-    EmptyStretch,
+    ErrorInterval,
     ListedBatch,
-    SinkCut,
+    SinkBatchChoice,
     choose_batch,
-    move_out_of_stretches,
-    stretches_in_error,
+    error_intervals,
+    move_out_of_intervals,
 )
 from actors.connectors.sources.source import hint_of
-from actors.durable.arrangement.gathered import GatheredUpdates, check_positive
+from actors.durable.arrangement.gathered_updates import GatheredUpdates, check_positive
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
-from actors.model.plan.updates import advance, between, sliced, split_errors
+from actors.model.plan.updates import advance, between, iter_slices, split_errors
 from actors.model.protocol.internal import WritesAllowed
 from actors.runtime.errors import ERROR_TEXT_BYTES_MAX, InvalidUsage, PenstockError
 from actors.runtime.kernel import Actor, ActorAddress, ActorClock, RunningEffect
@@ -337,7 +337,7 @@ class _Driver:
         self._progress()
         self._show(chosen.error, upper)
 
-    async def _due(self) -> tuple[_Found, SinkCut]:
+    async def _due(self) -> tuple[_Found, SinkBatchChoice]:
         """Return the next batch when it is time to commit it."""
         self.doing = f"waits for changes from {self._lower} on"
         as_of = self._lower
@@ -346,7 +346,7 @@ class _Driver:
             if found.known > self._known:
                 self._known = found.known
                 self._progress()  # shows the sink's lag
-            stretches = stretches_in_error(await self._errors(found), found.known)
+            stretches = error_intervals(await self._errors(found), found.known)
             chosen = choose_batch(
                 self._lower, found.known, found.listed, stretches, self._settings.sink_bytes_max
             )
@@ -432,7 +432,7 @@ class _Driver:
     # -- writing a batch --------------------------------------------------------------------------
 
     async def _write(
-        self, found: _Found, upper: Frontier, stretches: tuple[EmptyStretch, ...]
+        self, found: _Found, upper: Frontier, stretches: tuple[ErrorInterval, ...]
     ) -> None:
         """Give the sink all updates below `upper`, consolidated."""
         parts = [part for part in found.parts if part.time_min < upper]
@@ -451,7 +451,7 @@ class _Driver:
                 with self._meters.timed("Read") as meter:
                     updates = await self._persist.fetch(part, schema)
                 meter.rows += updates.num_rows
-                for rows in sliced(updates):
+                for rows in iter_slices(updates):
                     piece = await self._blocking(
                         partial(self._meant, rows, upper, stretches, collapse)
                     )
@@ -478,14 +478,14 @@ class _Driver:
         self,
         updates: pa.Table,
         upper: Frontier,
-        stretches: tuple[EmptyStretch, ...],
+        stretches: tuple[ErrorInterval, ...],
         collapse: bool,
     ) -> pa.Table:
         """Return the batch's updates without errors, at the times at which they are written."""
         plain, _ = split_errors(between(updates, self._from, upper))
         shape = self._work.schema.arrow_updates()
         plain = plain.select(shape.names).cast(shape)
-        return advance(plain, upper - 1) if collapse else move_out_of_stretches(plain, stretches)
+        return advance(plain, upper - 1) if collapse else move_out_of_intervals(plain, stretches)
 
     async def _give(self, piece: pa.Table) -> None:
         if piece.num_rows:

@@ -4,9 +4,10 @@ A frame is a big-endian u32 length and that many bytes of msgpack, a map. Length
 The trace context of a message is the frame's header: the first entry of its map, `traceparent`.
 A peer that knows no header skips it as an unknown field.
 
-`FrameCodec` makes and reads single frames. `FrameBuffer` finds them in a stream of bytes: `place`
-is the memory into which a socket reads, and `next` returns whole bodies. Small frames lie in one
-block and are decoded where they lie. A body that does not fit there gets a buffer of its own.
+`FrameCodec` makes and reads single frames. `FrameBuffer` finds them in a stream of bytes:
+`free_space` is the memory into which a socket reads, and `next` returns whole bodies. Small frames
+lie in one block and are decoded where they lie. A body that does not fit there gets a buffer of its
+own.
 """
 
 from __future__ import annotations
@@ -168,8 +169,8 @@ class FrameBuffer:
             return len(self._body) - self._filled
         return len(self._block) - (self._end - self._start)
 
-    def place(self) -> memoryview:
-        """Return the memory for the next bytes: `room` bytes. Call `wrote` after writing some of
+    def free_space(self) -> memoryview:
+        """Return the memory for the next bytes: `room` bytes. Call `advance` after writing some of
         them."""
         if self._body is not None:
             return memoryview(self._body)[self._filled :]
@@ -180,7 +181,7 @@ class FrameBuffer:
             self._start, self._end = 0, left
         return memoryview(self._block)[self._end :]
 
-    def wrote(self, count: int) -> bool:
+    def advance(self, count: int) -> bool:
         """Take note of `count` written bytes. Return True when `next` may find more than before."""
         if self._body is None:
             self._end += count
@@ -197,7 +198,7 @@ class FrameBuffer:
     # -- frames out --
 
     @property
-    def begun(self) -> int:
+    def partial_bytes(self) -> int:
         """Return how many bytes have come of a frame that is not whole yet."""
         if self._body is not None:
             return HEADER.size + self._filled
@@ -234,11 +235,11 @@ class FrameBuffer:
                 self._start = begin + length
                 return memoryview(self._block)[begin : begin + length]
             if HEADER.size + length > len(self._block):
-                self._set_apart(begin, length)
+                self._move_to_own_buffer(begin, length)
             return None
         return None
 
-    def _set_apart(self, begin: int, length: int) -> None:
+    def _move_to_own_buffer(self, begin: int, length: int) -> None:
         """Give the body a buffer of its own, and move what has come of it there."""
         self._filled = self._end - begin
         # Grows as its bytes come: a peer that announces a large frame and sends no bytes costs one

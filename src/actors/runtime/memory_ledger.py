@@ -4,7 +4,7 @@ An object that holds rows for longer than a call adds a method to the ledger tha
 (`MemoryLedger.add`). To that `uses` adds what the allocators have given out beyond it since the
 ledger was made: Arrow's pool, C's malloc, Python's objects. The process has more from the system:
 memory that was freed and kept for reuse, or lost between blocks. It has a row, too, so that the sum
-is what the process takes; `release` gives back what can be given back.
+is what the process takes; `release_memory` gives back what can be given back.
 
 A holder tells what it holds at the moment; nothing is remembered. What allocators and the system
 say is known on Linux with glibc and CPython; elsewhere those rows are missing.
@@ -53,7 +53,7 @@ class MemoryLedger:
     def __init__(self, *tell: Tell) -> None:
         self._holders = [WeakMethod(each) for each in tell]
         self._lock = threading.Lock()
-        self._start = allocated()
+        self._start = allocated_bytes()
         self._taken = anonymous_bytes()
 
     def add(self, tell: Tell) -> None:
@@ -73,7 +73,7 @@ class MemoryLedger:
         """Return what holders tell, what the allocators have given out besides, and what these
         keep for themselves."""
         found = self.held()
-        given = {kind: now - self._start.get(kind, 0) for kind, now in allocated().items()}
+        given = {kind: now - self._start.get(kind, 0) for kind, now in allocated_bytes().items()}
         counted = sum(use.bytes_memory for use in found)
         for kind in ("arrow", "malloc"):  # rows that came as bytes lie in C's heap
             known = min(counted, max(0, given.get(kind, 0)))
@@ -86,7 +86,7 @@ class MemoryLedger:
         return [*found, MemoryUse("allocator", "", bytes_memory=max(0, kept))]
 
 
-def allocated() -> dict[str, int]:
+def allocated_bytes() -> dict[str, int]:
     """Return the bytes that allocators have given out: of Arrow's pool, of Python's objects, and of
     C's malloc; what cannot be asked for is left out."""
     found = {"arrow": pa.total_allocated_bytes()}
@@ -112,7 +112,7 @@ def anonymous_bytes() -> int:
     return (int(resident) - int(shared)) * resource.getpagesize()
 
 
-def keep_less() -> None:
+def limit_allocators() -> None:
     """Have the allocators keep less of what is freed. Call it before threads begin, in a process
     that is a service alone; without glibc it does nothing.
 
@@ -121,14 +121,14 @@ def keep_less() -> None:
     """
     if _MALLOPT is None:
         return
-    # The system's pool: its free pages can be given back wherever they lie (`release`).
+    # The system's pool: its free pages can be given back wherever they lie (`release_memory`).
     pa.set_memory_pool(pa.system_memory_pool())
     _MALLOPT(_ARENA_MAX, ARENAS)
     # Fixed: glibc would raise it to the largest block that was freed, and then keep such blocks.
     _MALLOPT(_MMAP_THRESHOLD, MMAP_BYTES)
 
 
-def release() -> None:
+def release_memory() -> None:
     """Give back to the system what allocators have freed and kept. It takes some ms."""
     pool = pa.default_memory_pool()
     pool.release_unused()

@@ -197,8 +197,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # stores elsewhere: files, buckets, PostgreSQL
     blob_url: str = ""
-    """URL of the store of shards' parts; see `actors.durable.persist.places`. Empty: in the state
-    directory."""
+    """URL of the store of shards' parts; see `actors.durable.persist.store_urls`. Empty: in the
+    state directory.
+    """
     consensus_url: str = ""
     """URL of the store of documents: everything else that is durable. Empty: in the state
     directory."""
@@ -472,7 +473,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The other acceptors of its logs: host:port,host:port; empty: the members that a timeline's
     configuration names."""
     wal_blob_url: str = ""
-    """URL of a store that keeps committed whole segments; see `actors.durable.persist.places`.
+    """URL of a store that keeps committed whole segments; see `actors.durable.persist.store_urls`.
     Empty: they are kept nowhere else, and none is removed here."""
     wal_keep_bytes: int = 1024 * 1024 * 1024
     """Length of the log behind its commit that stays here although its segments are kept at

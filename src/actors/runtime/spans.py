@@ -2,15 +2,16 @@
 
 `TRACEPARENT` holds the W3C context of the message being handled, or None. A mailbox puts it into
 the envelopes of messages sent meanwhile, so inside a process a context travels by itself; on a wire
-it is a field of the message, which `accept` checks. `span` opens a span below the current one, and
-messages sent inside the span become its children. An effect starts without a context, because most
-of them outlive their cause (a read loop, a timer): one that goes on with a message's work is given
-its parent by name (`span_below`).
+it is a field of the message, which `accept_context` checks. `span` opens a span below the current
+one, and messages sent inside the span become its children. An effect starts without a context,
+because most of them outlive their cause (a read loop, a timer): one that goes on with a message's
+work is given its parent by name (`span_below`).
 
 - Only a sampled context travels: an unsampled message has none, and costs `span` one look at a
   context variable. Where no exporter was started (`actors.runtime.tracing`) nothing is opened,
   accepted or passed on.
-- The decision is taken once, where a trace begins (`root`): in the client, else in the session.
+- The decision is taken once, where a trace begins (`root_span`): in the client, else in the
+  session.
   A client that decided against it says so (`UNSAMPLED`).
 - A span serves one parent; others that it serves are links, `LINKS_MAX` at most.
 """
@@ -74,7 +75,7 @@ class TraceExport(Protocol):
     tracer: Tracer
 
     @property
-    def begins(self) -> bool:
+    def can_start_traces(self) -> bool:
         """Return whether a trace may begin here: False when all would be sampled out."""
         ...
 
@@ -83,14 +84,14 @@ class TraceExport(Protocol):
         ...
 
 
-_exporting: TraceExport | None = None
+_trace_export: TraceExport | None = None
 _instruments: MeasureInstruments | None = None
 
 
 def export_by(exporting: TraceExport | None) -> None:
     """Start (None: end) the tracing of this process."""
-    global _exporting
-    _exporting = exporting
+    global _trace_export
+    _trace_export = exporting
 
 
 def measure_by(instruments: MeasureInstruments | None) -> None:
@@ -99,9 +100,9 @@ def measure_by(instruments: MeasureInstruments | None) -> None:
     _instruments = instruments
 
 
-def exporting() -> TraceExport | None:
+def current_export() -> TraceExport | None:
     """Return the tracing that was started; None if there is none."""
-    return _exporting
+    return _trace_export
 
 
 def measure(name: str, value: float, key: str = "") -> None:
@@ -116,7 +117,7 @@ def forget_measures(key: str, *names: str) -> None:
         _instruments.forget(key, names)
 
 
-def measuring() -> bool:
+def is_measuring() -> bool:
     """Return whether `measure` does anything."""
     return _instruments is not None
 
@@ -140,16 +141,16 @@ def traceparent_of(context: SpanContext) -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
 
-def accept(traceparent: str | None) -> str | None:
+def accept_context(traceparent: str | None) -> str | None:
     """Return a context that came over a wire, if it is well-formed and sampled and this process
     traces."""
-    if traceparent is None or _exporting is None:
+    if traceparent is None or _trace_export is None:
         return None
     context = _parse(traceparent)
     return traceparent if context is not None and context.trace_flags.sampled else None
 
 
-def ids(traceparent: str) -> tuple[str, str]:
+def split_traceparent(traceparent: str) -> tuple[str, str]:
     """Return (trace id, span id) as hexadecimal."""
     return traceparent[3:35], traceparent[36:52]
 
@@ -196,7 +197,7 @@ class OpenSpan:
 Spanning: TypeAlias = AbstractContextManager[OpenSpan | None]
 
 
-class _Spanning:
+class _SpanBlock:
     """Opens a span around a block; the block gets None when its trace is sampled out."""
 
     __slots__ = ("_hop", "_links", "_opened", "_parent", "_token", "_values")
@@ -228,7 +229,7 @@ class _Spanning:
             self._opened.end(error)
 
 
-class _Carrying:
+class _ContextBlock:
     """Makes a context that of a block."""
 
     __slots__ = ("_token", "_traceparent")
@@ -249,9 +250,9 @@ _NOTHING: Final[nullcontext[None]] = nullcontext()
 def span(hop: SpanDefinition, *values: Value, links: Iterable[str] = ()) -> Spanning:
     """Return a span below the current context; one that does nothing where there is no context."""
     parent = TRACEPARENT.get()
-    if parent is None or _exporting is None:
+    if parent is None or _trace_export is None:
         return _NOTHING
-    return _Spanning(hop, values, parent, links)
+    return _SpanBlock(hop, values, parent, links)
 
 
 def span_below(
@@ -259,23 +260,23 @@ def span_below(
 ) -> Spanning:
     """Return a span below a context that was kept. None: messages sent in the block carry no
     context."""
-    if parent is None or _exporting is None:
+    if parent is None or _trace_export is None:
         # Messages of the block must not become children of the current span.
-        return _NOTHING if TRACEPARENT.get() is None else _Carrying(None)
-    return _Spanning(hop, values, parent, links)
+        return _NOTHING if TRACEPARENT.get() is None else _ContextBlock(None)
+    return _SpanBlock(hop, values, parent, links)
 
 
-def root(hop: SpanDefinition, *values: Value) -> Spanning:
+def root_span(hop: SpanDefinition, *values: Value) -> Spanning:
     """Return a span where a trace may begin: the sampler decides. The span is below the current
     context if there is one, or else below the program's own span."""
-    if _exporting is None or not _exporting.begins:
+    if _trace_export is None or not _trace_export.can_start_traces:
         return _NOTHING
-    return _Spanning(hop, values, TRACEPARENT.get(), ())
+    return _SpanBlock(hop, values, TRACEPARENT.get(), ())
 
 
 def begin_root(hop: SpanDefinition, *values: Value) -> OpenSpan | None:
-    """Begin a span as `root` does, when one block cannot hold it: the caller ends it."""
-    if _exporting is None or not _exporting.begins:
+    """Begin a span as `root_span` does, when one block cannot hold it: the caller ends it."""
+    if _trace_export is None or not _trace_export.can_start_traces:
         return None
     return _open(hop, values, TRACEPARENT.get(), ())
 
@@ -284,24 +285,24 @@ def begin(
     hop: SpanDefinition, *values: Value, parent: str | None, links: Iterable[str] = ()
 ) -> OpenSpan | None:
     """Begin a span as `span_below` does, when one block cannot hold it: the caller ends it."""
-    return None if parent is None or _exporting is None else _open(hop, values, parent, links)
+    return None if parent is None or _trace_export is None else _open(hop, values, parent, links)
 
 
 def begin_request(hop: SpanDefinition, *values: Value, traceparent: str | None) -> OpenSpan | None:
     """Begin the span of a request that came in: below its context, or as a root when it has
     none."""
-    if _exporting is None:
+    if _trace_export is None:
         return None
     if traceparent is None:
-        return _open(hop, values, None, ()) if _exporting.begins else None
-    return begin(hop, *values, parent=accept(traceparent))
+        return _open(hop, values, None, ()) if _trace_export.can_start_traces else None
+    return begin(hop, *values, parent=accept_context(traceparent))
 
 
 def use_context(traceparent: str | None) -> AbstractContextManager[None]:
     """Return a block whose messages belong to this context (None: to none)."""
     if traceparent is None and TRACEPARENT.get() is None:
         return _NOTHING
-    return _Carrying(traceparent)
+    return _ContextBlock(traceparent)
 
 
 def make_request_context(opened: OpenSpan | None) -> str | None:
@@ -309,20 +310,20 @@ def make_request_context(opened: OpenSpan | None) -> str | None:
     traced."""
     if opened is not None:
         return opened.traceparent
-    return None if _exporting is None else UNSAMPLED
+    return None if _trace_export is None else UNSAMPLED
 
 
 def _open(
     hop: SpanDefinition, values: Sequence[Value], parent: str | None, links: Iterable[str]
 ) -> OpenSpan | None:
-    assert _exporting is not None, "callers look first"
+    assert _trace_export is not None, "callers look first"
     context = None
     if parent is not None:
         found = _parse(parent)
         if found is None:
             return None
         context = trace.set_span_in_context(NonRecordingSpan(found))
-    made = _exporting.tracer.start_span(
+    made = _trace_export.tracer.start_span(
         hop.name,
         context=context,
         kind=hop.kind,
@@ -361,7 +362,7 @@ def _links(traceparents: Iterable[str], parent: str | None) -> list[Link]:
 # -- spans of another process ----------------------------------------------------------------------
 
 
-def adopt(
+def export_engine_span(
     name: str,
     interval_ns: tuple[int, int],
     attributes: Mapping[str, Value],
@@ -373,10 +374,10 @@ def adopt(
     Times are of the wall clock. Raises `KeyError` when the table has no such name.
     """
     context = None if parent is None else _parse(parent)
-    if _exporting is None or context is None:
+    if _trace_export is None or context is None:
         return None
     hop = HOPS[name]
-    made = _exporting.engine(pid).start_span(
+    made = _trace_export.engine(pid).start_span(
         hop.name,
         context=trace.set_span_in_context(NonRecordingSpan(context)),
         kind=hop.kind,

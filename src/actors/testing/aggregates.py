@@ -93,12 +93,12 @@ def compile_aggregates(text: str, columns: Columns) -> tuple[str, GroupFunction]
         names[name] = (len(made) - 1, made[-1][0])
         return exp.column(name)
 
-    tree = parse(text).copy().transform(by_one_name).transform(replace)
+    tree = parse(text).copy().transform(with_canonical_names).transform(replace)
     kind, finish = compile_expression(tree, names)
-    return kind, lambda rows: finish(_Lazily([function for _, function in made], rows))
+    return kind, lambda rows: finish(_LazyValues([function for _, function in made], rows))
 
 
-class _Lazily(Sequence[Any]):
+class _LazyValues(Sequence[Any]):
     """A group's aggregates, each computed when it is indexed: one behind a CASE may raise."""
 
     def __init__(self, functions: list[GroupFunction], rows: Weighted) -> None:
@@ -112,7 +112,7 @@ class _Lazily(Sequence[Any]):
         return self._functions[index](self._rows)
 
 
-def by_one_name(node: Any) -> Any:
+def with_canonical_names(node: Any) -> Any:
     """Return an aggregate that has several names under one of them, for `transform`."""
     if isinstance(node, exp.Any):
         return exp.LogicalOr(this=node.this)

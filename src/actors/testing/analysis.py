@@ -33,7 +33,7 @@ from actors.model.plan.jobs import (
 )
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.runtime.errors import AccessDenied, QueryRejected
-from actors.testing.aggregates import aggregate_type, by_one_name
+from actors.testing.aggregates import aggregate_type, with_canonical_names
 from actors.testing.expressions import (
     Compiled,
     common_type,
@@ -305,7 +305,7 @@ class _Typer:
         made: dict[str, TableColumn] = {}
 
         def replace(node: Any) -> Any:
-            node = by_one_name(node)
+            node = with_canonical_names(node)
             kind = self._special(node, scope)
             if kind is None:
                 return node

@@ -50,9 +50,9 @@ from actors.testing.base_rows import RANGES, UnmakeableTable, base_rows, script_
 from actors.testing.check_stores import check_stores
 from actors.testing.checking import LIVE_SETTINGS, CheckedScript, CheckPlace
 from actors.testing.engine import table_of
-from actors.testing.freedom import freedom_of, is_approximate
 from actors.testing.maintain import accumulated, updates_of, weighted
 from actors.testing.nodes import NodeRelation
+from actors.testing.nondeterminism import is_approximate, nondeterminism_of
 from actors.testing.oracle import RELATIVE_TOLERANCE, differences
 from actors.testing.reference import text_at
 from actors.testing.stage import ScriptStage, shard_name
@@ -342,7 +342,7 @@ class BaseCheck:
                 continue
             wrong = unexplained(made.rows, plan.output)
             determined = self._checked.script.determined
-            free = freedom_of(plan.sql).kind != "none" or is_approximate(plan.sql)
+            free = nondeterminism_of(plan.sql).kind != "none" or is_approximate(plan.sql)
             if wrong and not determined and free:
                 self._checked.note(name, "not checked: Spark is free to choose among many rows")
             elif wrong:

@@ -16,7 +16,7 @@ import anyio
 from actors.durable.persist import PersistClient
 from actors.durable.persist.location import BlobStore
 from actors.durable.persist.memory_stores import MemoryConsensus
-from actors.durable.persist.places import open_blob
+from actors.durable.persist.store_urls import open_blob
 from actors.runtime.kernel import SystemClock
 from actors.runtime.settings import Settings
 

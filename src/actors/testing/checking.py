@@ -303,7 +303,7 @@ class CheckedScript:
         """Return whether a view's contents are not determined by the tables'."""
         if name in self.base:
             return False
-        return name not in self._expected or self._references[name].freedom.kind != "none"
+        return name not in self._expected or self._references[name].nondeterminism.kind != "none"
 
     def _input_contents(
         self, plan: DeltaPlan, time: int, found: Mapping[str, Mapping[int, Bag | None]]
@@ -358,10 +358,10 @@ class CheckedScript:
                 continue
             wrong = reference.differences(wanted, bag, exact_decimals=self._options.exact_decimals)
             negative = [row for row, weight in bag.items() if weight < 0]
-            unknown = reference.freedom.kind == "unknown"
+            unknown = reference.nondeterminism.kind == "unknown"
             # No choice of Spark explains a negative weight.
             if wrong and unknown and not negative:
-                self._results[name].detail = f"not checked: {reference.freedom.why}"
+                self._results[name].detail = f"not checked: {reference.nondeterminism.why}"
             elif wrong and not unknown:
                 first = wrong[0]
                 self.note_wrong(

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from actors.durable.persist.schemas import read_as
 from actors.engine.spark.bucket_reading import bucket_spec, open_bucket, open_part
-from actors.model.plan.delta import TO, DeltaPlan, summed_first
+from actors.model.plan.delta import TO, DeltaPlan, aggregate_below_unions
 from actors.model.plan.input_names import InputKind
 from actors.model.plan.job_log import JobLog
 from actors.model.plan.jobs import (
@@ -97,7 +97,7 @@ class EngineControls:
         """Make the next job of that kind fail with `error`; failures of one kind queue up."""
         self._failures.setdefault(kind, []).append(error)
 
-    async def wait_begun(self, kind: str, count: int = 1) -> None:
+    async def wait_started(self, kind: str, count: int = 1) -> None:
         """Wait until `count` jobs of that kind have begun in all."""
         while self.counts[kind] < count:
             await self._begun.setdefault(kind, anyio.Event()).wait()
@@ -219,8 +219,8 @@ class InMemoryExecutor(Actor[Any]):
             except DefiniteError:
                 if job.lo > 0:
                     raise
-                made = run_step(summed_first(plan), job)
-            return _done(job.job_id, less_old(plan, made, job))
+                made = run_step(aggregate_below_unions(plan), job)
+            return _done(job.job_id, subtract_old(plan, made, job))
         if isinstance(job, ComputeDifference):
             return _done(job.job_id, run_difference(job))
         if isinstance(job, SelectContents):
@@ -253,7 +253,7 @@ def run_step(plan: DeltaPlan, job: RunStep) -> pa.Table:
     return table_of(made)
 
 
-def less_old(plan: DeltaPlan, made: pa.Table, job: RunStep) -> pa.Table:
+def subtract_old(plan: DeltaPlan, made: pa.Table, job: RunStep) -> pa.Table:
     """Return what a step made, minus the old contents that its job names."""
     if not job.old:
         return made

@@ -33,7 +33,7 @@ from actors.runtime.kernel import (
     ReplySlot,
 )
 from actors.testing.encoding import EncodedMailbox
-from actors.testing.neighbours import NeighbourProbe, ProbeFactory
+from actors.testing.peer_probes import PeerProbe, PeerProbeFactory
 from actors.testing.virtual_time import VirtualClock, VirtualTimeLoop
 
 M = TypeVar("M")
@@ -157,15 +157,15 @@ class ActorIsolation:
         """Start the actor under test; it runs when the test next waits."""
         return SubjectActor(self, self.system.spawn(factory, name, mailbox=mailbox, policy=policy))
 
-    def probe(self, name: str = "probe", *, mailbox: int | None = None) -> NeighbourProbe:
+    def probe(self, name: str = "probe", *, mailbox: int | None = None) -> PeerProbe:
         """Start and return a neighbour; its `address` goes to the actor under test."""
-        probe = NeighbourProbe(self, name)
+        probe = PeerProbe(self, name)
         probe.start_in(self.system, mailbox)
         return probe
 
-    def casting(self, role: str) -> ProbeFactory:
+    def casting(self, role: str) -> PeerProbeFactory:
         """Return a factory of probes in place of the children that the actor under test spawns."""
-        return ProbeFactory(self, role)
+        return PeerProbeFactory(self, role)
 
     # -- time ------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from sqlglot.errors import SqlglotError
 
 from actors.model.plan.schema import TableSchema
 from actors.runtime.errors import DefiniteError, QueryRejected
-from actors.testing.aggregates import by_one_name
+from actors.testing.aggregates import with_canonical_names
 from actors.testing.expressions import cast_value, type_text
 from actors.testing.oracle_functions import register, to_sqlite
 
@@ -125,7 +125,7 @@ def _check_joins(select: Any) -> None:
 
 
 def _rewrite(node: Any) -> Any:
-    node = by_one_name(node)
+    node = with_canonical_names(node)
     if isinstance(node, exp.Div | exp.IntDiv | exp.Mod):
         name = {"div": "spark_divide", "intdiv": "spark_div", "mod": "spark_mod"}[node.key]
         return exp.Anonymous(this=name, expressions=[node.this, node.expression])

@@ -6,7 +6,7 @@ bound to that time's contents by a WITH around it. A branch that fails fails the
 batch in error is halved until the times that raise are known. No code of the compiler is used.
 
 Rules: equal contents are evaluated once; an answer of None means that plain Spark raised. Where
-plain Spark is free to choose, the answer is all candidates (see `freedom`). The query for
+plain Spark is free to choose, the answer is all candidates (see `nondeterminism`). The query for
 candidates is written by a library: if they do not admit plain Spark's answer to the view's own
 text, they are not used, and only an answer equal to that one is called exact.
 """
@@ -24,8 +24,8 @@ from actors.model.plan.delta import DeltaPlan
 from actors.model.plan.jobs import ComputeDifference, JobRows
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.runtime.errors import DefiniteError, QueryRejected
-from actors.testing.freedom import NONE, QueryFreedom, freedom_of
 from actors.testing.maintain import EngineCaller, rows_message, updates_of, weighted
+from actors.testing.nondeterminism import NONE, QueryNondeterminism, nondeterminism_of
 from actors.testing.oracle import RowDifference as RowDifference
 
 Bag: TypeAlias = Counter[tuple[Any, ...]]
@@ -50,22 +50,22 @@ class ViewReference:
         self._plan = plan
         self._batch = BATCH_MAX if batched else 1
         self._own = self._text = _Text(plan.sql, plan.output)
-        self.freedom: QueryFreedom = NONE
+        self.nondeterminism: QueryNondeterminism = NONE
 
     async def prepare(self) -> None:
         """Find the choices that the text leaves to Spark, and prepare the query for candidates."""
-        found = freedom_of(self._plan.sql)
+        found = nondeterminism_of(self._plan.sql)
         if found.sql:
             tables = tuple(zip(self._plan.inputs, self._plan.input_schemas, strict=True))
             try:
                 analyzed = await self._engine.analyze()(tables, found.sql, self._plan.conf)
             except QueryRejected:
-                found = QueryFreedom(
+                found = QueryNondeterminism(
                     "unknown", why=found.why or "its candidates cannot be asked for"
                 )
             else:
                 self._text = _Text(found.sql, analyzed.schema)
-        self.freedom = found
+        self.nondeterminism = found
 
     async def contents(self, moments: Mapping[int, Sequence[Bag]]) -> dict[int, Bag | None]:
         """Return the answer at each time, from the inputs' contents there."""
@@ -75,7 +75,9 @@ class ViewReference:
         own = await self._answers(self._own, moments)
         if all(self._admits(answers[time], own[time]) for time in moments):
             return answers
-        self.freedom = QueryFreedom("unknown", why="its candidates cannot be told apart by a text")
+        self.nondeterminism = QueryNondeterminism(
+            "unknown", why="its candidates cannot be told apart by a text"
+        )
         self._text = self._own
         return own
 
@@ -83,7 +85,7 @@ class ViewReference:
         """Return whether plain Spark's own answer is among the candidates."""
         if candidates is None or own is None:
             return candidates is own
-        return not self.freedom.differences(candidates, own, exact_decimals=True)
+        return not self.nondeterminism.differences(candidates, own, exact_decimals=True)
 
     async def _answers(
         self, text: _Text, moments: Mapping[int, Sequence[Bag]]
@@ -103,7 +105,7 @@ class ViewReference:
         self, expected: Bag, found: Bag, *, exact_decimals: bool
     ) -> list[RowDifference]:
         """Return the differences of `found` from every answer that plain Spark could give."""
-        return self.freedom.differences(expected, found, exact_decimals=exact_decimals)
+        return self.nondeterminism.differences(expected, found, exact_decimals=exact_decimals)
 
     def _at(self, sql: str, time: int) -> str:
         return text_at(sql, time) if self._plan.temporal else sql

@@ -61,7 +61,7 @@ RETAIN: Final = "retain"
 WAIT_SECONDS: Final = PATIENCE_S
 LARGE_PARTS: Final = 3
 """Number of parts into which a large table is cut that is written at once."""
-LOOK_SECONDS: Final = 0.25
+POLL_SECONDS: Final = 0.25
 """Interval at which dataflows without news are checked for crashes, in s."""
 
 
@@ -258,7 +258,7 @@ class ScriptStage:
         """Wait until every view has reached `upper` on every replica. Raises `ViewStuck`."""
         with anyio.move_on_after(self.wait_seconds) as scope:
             while any(worker.upper < upper for _, _, worker in self._running):
-                with anyio.move_on_after(LOOK_SECONDS):
+                with anyio.move_on_after(POLL_SECONDS):
                     await self.news.wait()
                 self._look()
         if scope.cancelled_caught:
@@ -274,7 +274,7 @@ class ScriptStage:
                 self.progress.get(f"{self._name}-{shard_name(name)}", 0) < upper
                 for name in self._plans
             ):
-                with anyio.move_on_after(LOOK_SECONDS):
+                with anyio.move_on_after(POLL_SECONDS):
                     await self.news.wait()
                 self._look()
         if scope.cancelled_caught:

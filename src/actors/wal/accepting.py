@@ -159,7 +159,7 @@ class WalAcceptor(Actor[AcceptorInput]):
             case _:
                 assert_never(message)
         # While more messages wait in the mailbox, gather them for one call to the disk.
-        idle = last or not self.ctx.more_waits
+        idle = last or not self.ctx.has_waiting
         full = (
             len(self._gathered) >= self._gathered_max or self._gathered_bytes >= GATHERED_BYTES_MAX
         )

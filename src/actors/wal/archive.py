@@ -68,14 +68,14 @@ class WalArchive:
 
     @classmethod
     async def at(cls, url: str, settings: Settings, clock: ActorClock) -> Self:
-        """Open the archive of a URL (`actors.durable.persist.places`). A bucket is not contacted
-        yet.
+        """Open the archive of a URL (`actors.durable.persist.store_urls`). A bucket is not
+        contacted yet.
 
         Raise `InvalidUsage` or `StorageError`.
         """
         # Import it only here: it loads persist and pyarrow, which takes three times what an
         # acceptor otherwise needs to start.
-        from actors.durable.persist.places import open_blob
+        from actors.durable.persist.store_urls import open_blob
 
         async def open_tenant(tenant: str) -> BlobStore:
             return await open_blob(url, settings, clock, exclusive=False, below=tenant)

@@ -7,9 +7,9 @@ connection. Two endings have no message: a timeline that does not exist and may 
 a connection that is aborted.
 
 At most ``connections_max`` authenticated connections are open at a time; one more is told so and
-closed. Connections that have not authenticated yet have separate places (`transport.accepting`).
-When the listener stops, it aborts its connections, and proposers send again what has not been taken
-yet.
+closed. Connections that have not authenticated yet have separate places
+(`transport.connection_gate`). When the listener stops, it aborts its connections, and proposers
+send again what has not been taken yet.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from actors.runtime.errors import (
 from actors.runtime.kernel import STOP, ActorClock, ActorSystem, ReplySlot
 from actors.runtime.settings import Settings
 from actors.runtime.transport import sockets
-from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
+from actors.runtime.transport.connection_gate import AcceptedConnection, ConnectionGate
 from actors.wal import codec_v2, codec_v3, startup
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.messages import HotStandbyFeedback, PageserverFeedback, ProposerGreeting

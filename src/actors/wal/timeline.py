@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from actors.runtime.errors import PenstockError, StorageError, WalRefused, WalRemoved
 from actors.runtime.kernel import ActorClock
-from actors.runtime.spans import measure, measuring
+from actors.runtime.spans import is_measuring, measure
 from actors.runtime.telemetry import WAL_BYTES, WAL_FLUSH_SECONDS, WAL_MESSAGES, WAL_WRITE_SECONDS
 from actors.wal.acceptor import AcceptorCore, AppendUnflushed, FlushWal, Message
 from actors.wal.acceptor_stores import ControlState, ControlStore, WalStore
@@ -246,7 +246,7 @@ class WalTimeline:
     def _note(
         self, message: Message, began_ms: float, measures: list[tuple[str, float, str]]
     ) -> None:
-        if not measuring():
+        if not is_measuring():
             return
         seconds = (self._clock.monotonic_ms() - began_ms) / 1000
         if isinstance(message, AppendUnflushed):

@@ -27,7 +27,7 @@ from actors.model.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.runtime.errors import CorruptData, InvalidUsage, StorageError, StoreFull, WriterFenced
 from actors.runtime.settings import Settings
 from actors.testing.isolation import ActorIsolation, SubjectActor
-from actors.testing.neighbours import NeighbourProbe
+from actors.testing.peer_probes import PeerProbe
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class House:
         self.stage = stage
         self.settings = settings
         self.persist = persist
-        self.owner: NeighbourProbe = stage.probe("owner")
+        self.owner: PeerProbe = stage.probe("owner")
         self.number = 0
         self.source: MadeUp | None = None
 

@@ -23,7 +23,7 @@ from actors.runtime.errors import StorageError, StoreFull
 from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings
 from actors.testing.isolation import ActorIsolation, SubjectActor
-from actors.testing.neighbours import NeighbourProbe
+from actors.testing.peer_probes import PeerProbe
 
 SCHEMA = TableSchema((TableColumn("a", "bigint"),))
 
@@ -89,7 +89,7 @@ class House:
         self.persist = PersistClient(
             self.blob, MemoryConsensus(), settings, stage.clock, random=random.Random(1)
         )
-        self.owner: NeighbourProbe = stage.probe("owner")
+        self.owner: PeerProbe = stage.probe("owner")
 
     @classmethod
     async def open(cls, stage: ActorIsolation, **options: int) -> House:

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from actors.connectors.sinks.delta import DeltaConfig, DeltaSink
-from actors.connectors.sinks.outlets import FolderOutlet
 from actors.connectors.sinks.parquet import MANIFESTS, BatchManifest
 from actors.connectors.sinks.sink import SinkConnector
+from actors.connectors.sinks.sink_storage import FolderSinkStorage
 from actors.durable.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.runtime.kernel import SystemClock
@@ -93,7 +93,7 @@ async def append(
 
 def delta(folder: Path, mode: Any, settings: Settings, clock: Any, token: str) -> DeltaSink:
     config = DeltaConfig(folder.name, mode, creation="c")
-    return DeltaSink(config, FolderOutlet(folder), "u1", token, settings, clock)
+    return DeltaSink(config, FolderSinkStorage(folder), "u1", token, settings, clock)
 
 
 async def batch(

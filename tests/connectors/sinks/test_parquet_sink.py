@@ -32,9 +32,9 @@ from sink_house import (  # type: ignore[import-not-found]
     updates,
 )
 
-from actors.connectors.sinks import outlets, staging
-from actors.connectors.sinks.outlets import BucketOutlet, FolderOutlet, newest_number
+from actors.connectors.sinks import sink_storage, staging
 from actors.connectors.sinks.parquet import MANIFESTS, BatchManifest, ParquetConfig, ParquetSink
+from actors.connectors.sinks.sink_storage import BucketSinkStorage, FolderSinkStorage, newest_number
 from actors.connectors.sources.source import SourceUnreachable
 from actors.durable.object_store import bucket_calls
 from actors.durable.object_store.bucket_calls import BucketCalls
@@ -62,7 +62,7 @@ class FolderLab:
     def sink(self, *, creation: str = "c", **given: Any) -> ParquetSink:
         self.lives += 1
         config = ParquetConfig(self.folder.name, creation=creation, **given)
-        limits, outlet = settings_of(self.folder.parent), FolderOutlet(self.folder)
+        limits, outlet = settings_of(self.folder.parent), FolderSinkStorage(self.folder)
         return ParquetSink(config, outlet, "u1", f"life{self.lives}", limits, InlineClock())
 
     def keys(self) -> list[str]:
@@ -144,7 +144,7 @@ class BucketLab:
     def sink(self, *, creation: str = "c", **given: Any) -> ParquetSink:
         self.lives += 1
         spool = self.place / f"life-{self.lives}"
-        outlet = BucketOutlet(PLACE, spool, Settings(), lambda *_: self.calls)
+        outlet = BucketSinkStorage(PLACE, spool, Settings(), lambda *_: self.calls)
         config = ParquetConfig(str(PLACE), creation=creation, **given)
         return ParquetSink(config, outlet, "u1", f"life{self.lives}", Settings(), InlineClock())
 
@@ -377,7 +377,7 @@ async def test_failing_or_killed_anywhere_every_batch_is_there_once(
     with pytest.MonkeyPatch.context() as patch:
         page = data.draw(st.sampled_from([2, 1_000]))
         patch.setattr(bucket_calls, "PAGE_KEYS", page)
-        patch.setattr(outlets, "PAGE_KEYS", page)
+        patch.setattr(sink_storage, "PAGE_KEYS", page)
         wanted: list[Update] = []
         made: ParquetSink | None = None
         upper, key = 0, 0

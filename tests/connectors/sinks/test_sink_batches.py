@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.connectors.sinks.sink_batches import (
-    EmptyStretch,
+    ErrorInterval,
     ListedBatch,
-    SinkCut,
+    SinkBatchChoice,
     choose_batch,
-    move_out_of_stretches,
-    stretches_in_error,
+    error_intervals,
+    move_out_of_intervals,
 )
 from actors.model.plan.schema import TIME
 from actors.runtime.progress import EMPTY
@@ -36,7 +36,7 @@ def in_error(errors: list[tuple[int, str, int]], time: int) -> bool:
 
 @given(ERRORS, st.integers(1, 14))
 def test_stretches_are_the_times_in_error(errors: list[tuple[int, str, int]], sealed: int) -> None:
-    stretches = stretches_in_error(errors, sealed)
+    stretches = error_intervals(errors, sealed)
     told = {t for each in stretches for t in range(each.lower, each.upper)}
     assert told == {t for t in range(sealed) if in_error(errors, t)}
     for before, after in pairwise(stretches):
@@ -65,7 +65,7 @@ def test_a_batch_ends_where_there_are_contents(
         upper += step
         listed.append(ListedBatch(upper, size))
     sealed = max(lower + length, upper)
-    stretches = stretches_in_error(errors, sealed)
+    stretches = error_intervals(errors, sealed)
     found = choose_batch(lower, sealed, listed, stretches, bytes_max)
     good = [t for t in range(lower, sealed) if not in_error(errors, t)]
     if found.upper is None:
@@ -90,20 +90,20 @@ def test_it_keeps_to_the_bytes_where_it_can() -> None:
 
 
 def test_before_an_error_then_over_it() -> None:
-    assert choose_batch(0, 9, [], stretches_in_error([(4, "bad", 1)], 9), 10) == SinkCut(
+    assert choose_batch(0, 9, [], error_intervals([(4, "bad", 1)], 9), 10) == SinkBatchChoice(
         4, (), "bad"
     )
-    assert choose_batch(4, 9, [], stretches_in_error([(4, "bad", 1)], 9), 10) == SinkCut(
+    assert choose_batch(4, 9, [], error_intervals([(4, "bad", 1)], 9), 10) == SinkBatchChoice(
         None, (), "bad"
     )
-    gone = stretches_in_error([(4, "bad", 1), (7, "bad", -1)], 9)
-    assert gone == (EmptyStretch(4, 7, "bad"),)
-    assert choose_batch(4, 9, [], gone, 10) == SinkCut(9, gone, None)
+    gone = error_intervals([(4, "bad", 1), (7, "bad", -1)], 9)
+    assert gone == (ErrorInterval(4, 7, "bad"),)
+    assert choose_batch(4, 9, [], gone, 10) == SinkBatchChoice(9, gone, None)
 
 
 def test_a_shard_that_has_ended() -> None:
     assert choose_batch(3, EMPTY, [], (), 10).upper == EMPTY
-    assert choose_batch(3, EMPTY, [], stretches_in_error([(2, "x", 1)], EMPTY), 10).upper is None
+    assert choose_batch(3, EMPTY, [], error_intervals([(2, "x", 1)], EMPTY), 10).upper is None
 
 
 @pytest.mark.parametrize(
@@ -111,5 +111,5 @@ def test_a_shard_that_has_ended() -> None:
 )
 def test_times_in_error_become_the_first_behind(before: int, after: int) -> None:
     table = pa.table({TIME: pa.array([before], pa.int64())})
-    moved = move_out_of_stretches(table, (EmptyStretch(4, 7, "x"), EmptyStretch(9, 11, "y")))
+    moved = move_out_of_intervals(table, (ErrorInterval(4, 7, "x"), ErrorInterval(9, 11, "y")))
     assert moved[TIME].to_pylist() == [after]

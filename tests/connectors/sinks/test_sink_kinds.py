@@ -20,9 +20,9 @@ from actors.connectors.sinks.kinds import (
     encode,
     make_sink,
 )
-from actors.connectors.sinks.outlets import FolderOutlet
 from actors.connectors.sinks.parquet import ParquetConfig, ParquetSink
 from actors.connectors.sinks.sink import SinkConnector
+from actors.connectors.sinks.sink_storage import FolderSinkStorage
 from actors.connectors.sinks.sink_threads import SinkThreads
 from actors.connectors.sources.source import SourceUnreachable
 from actors.runtime.errors import InvalidUsage, StoreFull, WriterFenced
@@ -170,7 +170,7 @@ async def test_what_a_library_raises_is_the_end_of_one_sink_only(
 
 
 def test_a_new_file_never_replaces_one(tmp_path: Path) -> None:
-    path, folder = tmp_path / "1.json", FolderOutlet(tmp_path)
+    path, folder = tmp_path / "1.json", FolderSinkStorage(tmp_path)
     assert folder.write_new("1.json", b"one", "a")
     assert not folder.write_new("1.json", b"two", "a")
     assert path.read_bytes() == b"one"

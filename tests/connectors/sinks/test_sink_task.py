@@ -59,7 +59,7 @@ async def test_updates_of_a_batch_are_summed_up(
 ) -> None:
     """In memory and on disk; a row at one time is one update, at two it is two."""
     for held, keeps_times in ((1 << 20, True), (1, True), (1 << 20, False), (1, False)):
-        monkeypatch.setattr("actors.durable.arrangement.gathered.HELD_BYTES_MAX", held)
+        monkeypatch.setattr("actors.durable.arrangement.gathered_updates.HELD_BYTES_MAX", held)
         for module in ("connectors.sinks.formats", "model.plan.updates"):
             monkeypatch.setattr(f"actors.{module}.SLICE_ROWS", 2)
         house = await house_of(stage, tmp_path / f"{held}{keeps_times}")
@@ -418,7 +418,7 @@ async def test_a_state_older_than_what_is_outside(house: House) -> None:
 async def test_a_column_may_have_any_name(
     stage: ActorIsolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.durable.arrangement.gathered.HELD_BYTES_MAX", 1)
+    monkeypatch.setattr("actors.durable.arrangement.gathered_updates.HELD_BYTES_MAX", 1)
     schema = TableSchema((TableColumn("__at", "bigint"), TableColumn("__at_", "string")))
     house = House(stage, tmp_path)
     persist = await house.stores(schema)

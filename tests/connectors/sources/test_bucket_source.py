@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_files import FakeSpark  # type: ignore[import-not-found]
 
-from actors.connectors.sources import bucket_place, object_listing
+from actors.connectors.sources import bucket_location, object_listing
 from actors.connectors.sources.file_reading import MalformedFile
 from actors.connectors.sources.files import EXPORT, FilesConfig
 from actors.connectors.sources.kinds import make_source
@@ -60,7 +60,7 @@ async def test_killed_or_failing_anywhere_every_object_is_there_once(
     lab = BucketLab(tmp_path_factory.mktemp("lab"))
     wanted: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bucket_place, "PIECE_BYTES", data.draw(st.sampled_from([300, 1 << 20])))
+        patch.setattr(bucket_location, "PIECE_BYTES", data.draw(st.sampled_from([300, 1 << 20])))
         patch.setattr(object_listing, "PENDING_MAX", data.draw(st.integers(1, 4)))
         for _ in range(data.draw(st.integers(1, 5))):
             for _ in range(data.draw(st.integers(0, 4))):
@@ -89,7 +89,7 @@ async def test_killed_or_failing_anywhere_every_object_is_there_once(
 async def test_an_object_that_changes_while_it_is_read_is_not_taken(
     lab: BucketLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_place, "PIECE_BYTES", 200)
+    monkeypatch.setattr(bucket_location, "PIECE_BYTES", 200)
     lab.put("a.parquet", 1)
     lab.put("b.parquet", 2)
 
@@ -135,7 +135,7 @@ async def test_a_late_object_is_counted(lab: BucketLab, monkeypatch: pytest.Monk
     source = await lab.drive()
     assert source.lag().notes == ()
     position = lab.contents.marks[-1].position
-    low = object_listing.TakenObjects.of(position)
+    low = object_listing.IngestedObjects.of(position)
     assert low.forgotten == 2
     # As of a store that dates an object before what was taken already.
     lab.contents.marks.append(PositionMark(low._replace(forgotten=1).position()))
@@ -168,7 +168,7 @@ async def test_lag_tells_what_waits(lab: BucketLab, monkeypatch: pytest.MonkeyPa
 async def test_few_objects_are_fetched_at_a_time_and_few_lie_on_disk(
     lab: BucketLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_place, "PIECE_BYTES", 500)
+    monkeypatch.setattr(bucket_location, "PIECE_BYTES", 500)
     for number in range(20):
         lab.put(f"{number}.parquet", *range(100))
     size = lab.memory.head("in/1.parquet")["size"]
@@ -176,7 +176,7 @@ async def test_few_objects_are_fetched_at_a_time_and_few_lie_on_disk(
     lab.store.during = lambda: held.append(sum(Path(path).stat().st_size for path in lab.spooled()))
     await lab.drive(limits={"source_spool_bytes_max": size * 7})
     assert len(lab.keys) == 2_000
-    assert lab.store.most_reading == bucket_place.FETCHES_AT_ONCE
+    assert lab.store.most_reading == bucket_location.FETCHES_AT_ONCE
     assert 0 < max(held) <= size * 7
     assert len(lab.contents.marks) == 3
     lab.put("large.parquet", *range(20_000))
@@ -307,7 +307,7 @@ async def test_a_copy_fails_whole(lab: BucketLab, monkeypatch: pytest.MonkeyPatc
     for path, said in (("s3://box/other", "source_buckets"), (f"{URL}/none", "no file")):
         with pytest.raises(InvalidUsage, match=said):
             await a_copy(lab, path).prepare()
-    monkeypatch.setattr(bucket_place, "LISTED_MAX", 2)
+    monkeypatch.setattr(bucket_location, "LISTED_MAX", 2)
     with pytest.raises(InvalidUsage, match="more than 2 objects"):
         await a_copy(lab).prepare()
 

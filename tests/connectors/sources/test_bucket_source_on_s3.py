@@ -15,7 +15,7 @@ import pytest
 from bucket_lab import COLUMNS, ROWS  # type: ignore[import-not-found]
 from source_lab import Contents, drive  # type: ignore[import-not-found]
 
-from actors.connectors.sources import bucket_place
+from actors.connectors.sources import bucket_location
 from actors.connectors.sources.files import EXPORT, FilesConfig, FilesSource
 from actors.connectors.sources.oneshot import CopyFromConfig, OneshotCopy
 from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
@@ -80,7 +80,7 @@ def lab(server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 async def test_objects_of_any_name_are_taken_once(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_place, "PIECE_BYTES", 300)
+    monkeypatch.setattr(bucket_location, "PIECE_BYTES", 300)
     for number, name in enumerate(NAMES):
         lab.put(name, number)
     lab.put("sub/")  # as tools make folders
@@ -105,7 +105,7 @@ async def test_more_objects_than_a_page(lab: Lab, monkeypatch: pytest.MonkeyPatc
 async def test_an_object_that_changes_while_it_is_read(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_place, "PIECE_BYTES", 300)
+    monkeypatch.setattr(bucket_location, "PIECE_BYTES", 300)
     lab.put("a.parquet", 1)
 
     def rule(line: str) -> None:

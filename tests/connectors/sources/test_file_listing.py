@@ -13,8 +13,8 @@ from actors.connectors.sources import file_listing
 from actors.connectors.sources.file_listing import (
     RECENT_MAX,
     FoundFile,
-    ListingPlace,
-    TakenFiles,
+    IngestedFiles,
+    ListingScope,
     allowed,
     allowed_roots,
     first_batch,
@@ -33,8 +33,8 @@ def file(name: str, modified: int, changed: int | None = None, size: int = 1) ->
     return FoundFile(modified, hash_of(name), name, f"/in/{name}", size, at)
 
 
-def place(folder: Path, *, roots: Path | None = None, **more: object) -> ListingPlace:
-    return ListingPlace(str(folder), (str(roots or folder),), **more)  # type: ignore[arg-type]
+def place(folder: Path, *, roots: Path | None = None, **more: object) -> ListingScope:
+    return ListingScope(str(folder), (str(roots or folder),), **more)  # type: ignore[arg-type]
 
 
 def put(folder: Path, name: str, at: int, text: str = "x") -> Path:
@@ -58,7 +58,7 @@ def test_each_file_is_taken_once_and_none_is_lost_unsaid(data: st.DataObject) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(file_listing, "RECENT_MAX", recent_max)
         folder: list[FoundFile] = []
-        taken, looked, done, late = TakenFiles(), 0, set[str](), set[str]()
+        taken, looked, done, late = IngestedFiles(), 0, set[str](), set[str]()
         for round_ in range(data.draw(st.integers(1, 8))):
             for number in range(data.draw(st.integers(0, 4))):
                 modified = data.draw(st.integers(0, 20))
@@ -73,7 +73,7 @@ def test_each_file_is_taken_once_and_none_is_lost_unsaid(data: st.DataObject) ->
             taken = taken.plus(batch, looked)
             done |= {found.name for found in batch}
             if data.draw(st.booleans()):
-                taken = TakenFiles.of(taken.position())
+                taken = IngestedFiles.of(taken.position())
             assert len(taken.recent) <= recent_max
             pending = {found.name for found in new} - done
             told = done | late | pending
@@ -81,17 +81,17 @@ def test_each_file_is_taken_once_and_none_is_lost_unsaid(data: st.DataObject) ->
 
 
 def test_a_position_is_bounded() -> None:
-    taken = TakenFiles().plus([file(f"{n:05}" * 40, n) for n in range(3 * RECENT_MAX)], 1 << 62)
+    taken = IngestedFiles().plus([file(f"{n:05}" * 40, n) for n in range(3 * RECENT_MAX)], 1 << 62)
     text = taken._replace(exports=("rows",)).position()
     assert len(text.encode()) <= POSITION_BYTES_MAX
-    assert TakenFiles.of(text) == taken._replace(exports=("rows",))
+    assert IngestedFiles.of(text) == taken._replace(exports=("rows",))
     assert taken.verdict(file("new", 10 * RECENT_MAX), 0) == "new"
     assert taken.verdict(file("old", 0, changed=5), 5) == "taken"
     assert taken.verdict(file("old", 0, changed=6), 5) == "late"
 
 
 def test_what_was_taken_and_changed_is_told() -> None:
-    taken = TakenFiles().plus([file("a", 5)], 5)
+    taken = IngestedFiles().plus([file("a", 5)], 5)
     assert taken.verdict(file("a", 5), 5) == "taken"
     assert taken.verdict(file("a", 7), 5) == "changed"
 
@@ -99,10 +99,10 @@ def test_what_was_taken_and_changed_is_told() -> None:
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"low_ns":"x"}'])
 def test_a_position_that_is_not_ours_is_refused(text: str) -> None:
     with pytest.raises(InvalidUsage, match="not a position"):
-        TakenFiles.of(text)
-    broken = TakenFiles().plus([file("a", 5)], 5).position().replace('"recent":"', '"recent":"A')
+        IngestedFiles.of(text)
+    broken = IngestedFiles().plus([file("a", 5)], 5).position().replace('"recent":"', '"recent":"A')
     with pytest.raises(InvalidUsage, match="not a position"):
-        TakenFiles.of(broken)
+        IngestedFiles.of(broken)
 
 
 def test_a_folder_is_listed_in_order_without_what_is_no_data(tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ def test_a_folder_is_listed_in_order_without_what_is_no_data(tmp_path: Path) -> 
     put(tmp_path, "_delta_log/e.csv", 8)
     (tmp_path / "folder.csv").mkdir()
     os.mkfifo(tmp_path / "pipe.csv")
-    found = scan(place(tmp_path, pattern="*.csv"), TakenFiles(), 0)
+    found = scan(place(tmp_path, pattern="*.csv"), IngestedFiles(), 0)
     assert names(found.new) == ["a.csv", "c.csv"]
-    deep = scan(place(tmp_path, pattern="*.csv", recursive=True), TakenFiles(), 0)
+    deep = scan(place(tmp_path, pattern="*.csv", recursive=True), IngestedFiles(), 0)
     assert names(deep.new) == ["below/d.csv", "a.csv", "c.csv"]
     assert found.looked_ns >= max(f.inode_changed_ns for f in found.new)
 
@@ -127,7 +127,7 @@ def test_links_count_by_where_they_lead(tmp_path: Path) -> None:
     (inside / "fine.csv").symlink_to(inside / "real.csv")
     (inside / "gone.csv").symlink_to(tmp_path / "nothing")
     (inside / "folder").symlink_to(outside)
-    found = scan(place(inside, recursive=True), TakenFiles(), 0)
+    found = scan(place(inside, recursive=True), IngestedFiles(), 0)
     assert sorted(names(found.new)) == ["fine.csv", "real.csv"]
     assert sorted(found.refused) == ["folder", "gone.csv", "link.csv"]
 
@@ -149,7 +149,7 @@ def test_only_folders_below_the_roots_are_allowed(tmp_path: Path) -> None:
 
 def test_a_file_that_changes_is_seen(tmp_path: Path) -> None:
     first, second = put(tmp_path, "a", 5), put(tmp_path, "b", 6)
-    files = scan(place(tmp_path), TakenFiles(), 0).new
+    files = scan(place(tmp_path), IngestedFiles(), 0).new
     assert unchanged(files) is None
     put(tmp_path, "b", 6, "longer")
     assert unchanged(files) == str(second)

@@ -16,7 +16,6 @@ from source_lab import Contents, around, drive, on_virtual_time  # type: ignore[
 
 from actors.connectors.sources.churn import ChurnConfig, ChurnSeries
 from actors.connectors.sources.counter import CounterConfig, CounterSeries
-from actors.connectors.sources.draws import DrawStream, decimals, numbered
 from actors.connectors.sources.generators import EventSeries, GeneratorConfig
 from actors.connectors.sources.kinds import decode, encode, make_source
 from actors.connectors.sources.nexmark import (
@@ -27,6 +26,7 @@ from actors.connectors.sources.nexmark import (
     NexmarkConfig,
     NexmarkSeries,
 )
+from actors.connectors.sources.random_draws import DrawStream, decimals, numbered
 from actors.model.plan.schema import DIFF
 from actors.runtime.errors import InvalidUsage
 from suite_lanes import examples  # type: ignore[import-not-found]

@@ -17,7 +17,7 @@ from test_pgoutput import frames, logged, told  # type: ignore[import-not-found]
 
 from actors.connectors.sources import pgoutput
 from actors.connectors.sources.postgres_changes import ColumnsDue, Decoded, DecodedChanges
-from actors.connectors.sources.postgres_footing import FilledTable
+from actors.connectors.sources.postgres_drift import FilledTable
 from actors.connectors.sources.postgres_snapshot import SnapshotTable
 from actors.connectors.sources.postgres_types import ColumnType, TypeFacts
 from actors.connectors.sources.source import ExportFailed, PositionMark, SourceExport, SourceRows

@@ -13,7 +13,7 @@ from actors.connectors.sources.object_listing import (
     RECENT_MAX,
     BucketListing,
     BucketScan,
-    TakenObjects,
+    IngestedObjects,
     data_objects,
 )
 from actors.connectors.sources.source import POSITION_BYTES_MAX
@@ -27,7 +27,7 @@ def file(name: str, modified: int, tag: str | None = "1", size: int = 1) -> Foun
     return FoundFile(modified, hash_of(name), name, f"s3://b/{name}", size, modified, version)
 
 
-def looked(taken: TakenObjects, files: list[FoundFile]) -> BucketListing:
+def looked(taken: IngestedObjects, files: list[FoundFile]) -> BucketListing:
     looking = BucketScan(taken)
     looking.see(files)
     return looking.done()
@@ -42,7 +42,7 @@ def test_each_object_is_taken_once_and_those_that_are_not_are_counted(data: st.D
         patch.setattr(object_listing, "RECENT_MAX", data.draw(st.integers(2, 6)))
         patch.setattr(object_listing, "PENDING_MAX", data.draw(st.integers(1, 4)))
         bucket: dict[str, FoundFile] = {}
-        taken, done, told, removed = TakenObjects(), set[str](), set[str](), False
+        taken, done, told, removed = IngestedObjects(), set[str](), set[str](), False
         late, ever_late = 0, set[str]()
         for round_ in range(data.draw(st.integers(1, 8))):
             for number in range(data.draw(st.integers(0, 4))):
@@ -76,7 +76,7 @@ def test_each_object_is_taken_once_and_those_that_are_not_are_counted(data: st.D
                 # Invariant: nothing that was listed lies at or below the mark.
                 assert all(each.key > taken.low for each in left)
             if data.draw(st.booleans()):
-                taken = TakenObjects.of(taken.position())
+                taken = IngestedObjects.of(taken.position())
             assert len(taken.recent) <= object_listing.RECENT_MAX
 
 
@@ -84,7 +84,7 @@ def test_a_look_tells_the_first_in_order_and_counts_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(object_listing, "PENDING_MAX", 3)
-    seen = looked(TakenObjects(), [file(f"{n}", 100 - n, size=n) for n in range(10)])
+    seen = looked(IngestedObjects(), [file(f"{n}", 100 - n, size=n) for n in range(10)])
     assert [each.name for each in seen.new] == ["9", "8", "7"]
     assert (seen.behind, seen.behind_bytes, seen.newest) == (7, sum(range(7)), "0")
     rest = looked(seen.taken.plus(seen.new), [file(f"{n}", 100 - n, size=n) for n in range(10)])
@@ -92,15 +92,15 @@ def test_a_look_tells_the_first_in_order_and_counts_the_rest(
 
 
 def test_a_position_is_bounded() -> None:
-    taken = TakenObjects().plus([file(f"{n:05}" * 40, n) for n in range(3 * RECENT_MAX)])
+    taken = IngestedObjects().plus([file(f"{n:05}" * 40, n) for n in range(3 * RECENT_MAX)])
     taken = taken._replace(exports=("rows",), low=(1 << 62, bytes(12)), forgotten=1 << 40)
     text = taken.position()
     assert len(text.encode()) <= POSITION_BYTES_MAX
-    assert TakenObjects.of(text) == taken
+    assert IngestedObjects.of(text) == taken
 
 
 def test_what_was_written_again_is_told_once_and_the_same_bytes_are_not() -> None:
-    taken = TakenObjects().plus([file("a", 5), file("b", 6)])
+    taken = IngestedObjects().plus([file("a", 5), file("b", 6)])
     assert taken.verdict(file("a", 5)) == "taken"
     assert taken.verdict(file("a", 5, "2")) == "changed"
     assert taken.verdict(file("a", 5, size=2)) == "changed"
@@ -113,7 +113,7 @@ def test_what_was_written_again_is_told_once_and_the_same_bytes_are_not() -> Non
 
 
 def test_without_a_version_the_time_tells() -> None:
-    taken = TakenObjects().plus([file("a", 5, None)])
+    taken = IngestedObjects().plus([file("a", 5, None)])
     assert taken.verdict(file("a", 5, None)) == "taken"
     assert taken.verdict(file("a", 6, None)) == "changed"
 
@@ -121,10 +121,12 @@ def test_without_a_version_the_time_tells() -> None:
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"low_ns":"x"}', "AAAA"])
 def test_a_position_that_is_not_ours_is_refused(text: str) -> None:
     with pytest.raises(InvalidUsage, match="not a position"):
-        TakenObjects.of(text)
-    broken = TakenObjects().plus([file("a", 5)]).position().replace('"objects":"', '"objects":"A')
+        IngestedObjects.of(text)
+    broken = (
+        IngestedObjects().plus([file("a", 5)]).position().replace('"objects":"', '"objects":"A')
+    )
     with pytest.raises(InvalidUsage, match="not a position"):
-        TakenObjects.of(broken)
+        IngestedObjects.of(broken)
 
 
 def test_what_is_data_below_a_prefix() -> None:

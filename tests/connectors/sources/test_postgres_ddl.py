@@ -13,7 +13,7 @@ from test_postgres_changes import finish  # type: ignore[import-not-found]
 
 from actors.connectors.sources.postgres import PostgresSource
 from actors.connectors.sources.postgres_names import (
-    columns_here,
+    local_column_names,
     numbers_of,
     qualified_name,
     split_name,
@@ -46,7 +46,7 @@ async def agree(db: House, driver: Driver) -> None:
             assert driver.contents[name] == await db.contents(export), name
 
 
-ANEW: list[tuple[str, str]] = [
+RECREATE_HINT: list[tuple[str, str]] = [
     ("TRUNCATE parts_0", "a partition was detached, dropped, emptied or rewritten"),
     ("ALTER TABLE parts DETACH PARTITION parts_0", "a partition was detached"),
     ("DROP TABLE parts_1", "a partition was detached, dropped"),
@@ -79,7 +79,7 @@ ANEW: list[tuple[str, str]] = [
 
 
 @pytest.mark.sampled(every=3)
-@pytest.mark.parametrize(("statement", "words"), ANEW)
+@pytest.mark.parametrize(("statement", "words"), RECREATE_HINT)
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_what_the_stream_does_not_tell_fills_the_table_anew(
     db: House, statement: str, words: str, stopped: bool
@@ -256,7 +256,7 @@ def test_names_here_and_there() -> None:
         with pytest.raises(InvalidUsage, match="names no table"):
             split_name(wrong)
     columns = [(1, "V"), (3, "v"), (4, "v_3"), (5, "__x"), (7, "_x_5"), (8, " v ")]
-    here = columns_here(columns)
+    here = local_column_names(columns)
     assert list(here.values()) == ["V", "v_3_", "v_3", "_x_5_", "_x_5", "v_8"]
     assert numbers_of(tuple(here.values()), columns) == (1, 3, 4, 5, 7, 8)
     assert numbers_of(("V", "gone"), columns) == (1, 0)

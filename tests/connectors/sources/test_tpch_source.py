@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from source_lab import Contents, drive  # type: ignore[import-not-found]
 
-from actors.connectors.sources.draws import numbered
 from actors.connectors.sources.generators import GeneratorSource
 from actors.connectors.sources.kinds import decode, encode, make_source
+from actors.connectors.sources.random_draws import numbered
 from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
 from actors.connectors.sources.tpch import SCHEMAS, NewOrders, TpchConfig, TpchSeries, order_keys
 from actors.runtime.errors import InvalidUsage

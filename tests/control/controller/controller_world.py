@@ -15,7 +15,7 @@ import pyarrow as pa
 from actors.control.controller.catalog.boot import load
 from actors.control.controller.controller import Controller
 from actors.control.controller.messages import SubmitRequest
-from actors.control.controller.reads.rows_at_hand import RowsAtHand
+from actors.control.controller.reads.memory_reads import MemoryReads
 from actors.control.controller.replicas.instance import FixedReplicas
 from actors.durable.persist import PersistClient
 from actors.model.plan.schema import TableColumn, TableSchema
@@ -80,7 +80,7 @@ class FakeReplica:
         self.commands.append(command)
         self._notify()
 
-    def offer(self, commands: Sequence[Any]) -> int:
+    def try_send(self, commands: Sequence[Any]) -> int:
         self.commands.extend(commands)
         self._notify()
         return len(commands)
@@ -92,7 +92,7 @@ class FakeReplica:
             await self._changed.wait()
         return self.responses.popleft()
 
-    def at_hand(self, count_max: int) -> list[Response]:
+    def receive_nowait(self, count_max: int) -> list[Response]:
         return [self.responses.popleft() for _ in range(min(count_max, len(self.responses)))]
 
     async def close(self) -> None:
@@ -149,7 +149,7 @@ class World:
                 self.settings,
                 self.scratch / name,
                 self.maintenance.address,
-                at_hand=RowsAtHand(lambda: self.partitions),
+                memory_reads=MemoryReads(lambda: self.partitions),
             ),
             name,
         )

@@ -336,7 +336,7 @@ async def test_a_read_by_key_before_the_kept_history_goes_to_the_replica(tmp_pat
 
 
 async def test_many_keys_are_looked_up_in_a_thread(tmp_path: Path) -> None:
-    with constants_of({"control.controller.reads.rows_at_hand.LOOP_KEYS_MAX": 1}):
+    with constants_of({"control.controller.reads.memory_reads.LOOP_KEYS_MAX": 1}):
         async with started(tmp_path) as world:
             await _table(world)
             await _write(world, *({"id": i, "n": i} for i in range(5)))

@@ -10,7 +10,7 @@ import pytest
 from controller_world import World, with_row  # type: ignore[import-not-found]
 
 from actors.control.controller.messages import BytesDelivered
-from actors.control.controller.reads.copies import CopyLate
+from actors.control.controller.reads.copies import CopyTimedOut
 from actors.model.protocol.api import (
     CopiedInto,
     CopyProgressed,
@@ -128,7 +128,7 @@ async def test_a_time_that_is_forgotten_is_refused(tmp_path: Path) -> None:
 async def test_what_nobody_wants_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, held: bool
 ) -> None:
-    deadlines = Deadlines(monkeypatch, CopyLate)
+    deadlines = Deadlines(monkeypatch, CopyTimedOut)
     async with with_row(tmp_path) as (world, _):
         number = world.number()
         deadline = 300 if way == "deadline" else None

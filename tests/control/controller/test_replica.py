@@ -66,7 +66,7 @@ class FakeClient:
         self.sent.append(command)
         self._notify()
 
-    def offer(self, commands: Sequence[Any]) -> int:
+    def try_send(self, commands: Sequence[Any]) -> int:
         if self.closed:
             raise ConnectionBroken("closed")
         taken = list(commands)[: self.room]
@@ -75,7 +75,7 @@ class FakeClient:
         self._notify()
         return len(taken)
 
-    def at_hand(self, count_max: int) -> list[Response]:
+    def receive_nowait(self, count_max: int) -> list[Response]:
         found: list[Response] = []
         while self.responses and len(found) < count_max:
             first = self.responses[0]

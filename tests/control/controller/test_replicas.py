@@ -245,9 +245,9 @@ def test_frontiers_are_joined_and_an_indexs_falls_with_its_replica(made: Replica
         assert made.responded("r2", 1, Frontiers(id_, write=30)).responses
         assert not made.responded("r1", 1, Frontiers(id_, write=25)).responses
         assert made.upper(id_) == 30
-    assert made.lost("r2", 1).fell == [("index", 25)]
+    assert made.lost("r2", 1).regressed == [("index", 25)]
     assert (made.upper("view"), made.upper("index")) == (30, 25)
-    assert made.lost("r1", 1).fell == [("index", 0)]
+    assert made.lost("r1", 1).regressed == [("index", 0)]
 
 
 def test_batches_are_cut_where_the_other_replica_ended(made: ReplicaMerge) -> None:

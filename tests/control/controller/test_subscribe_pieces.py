@@ -65,13 +65,13 @@ def test_a_blob_is_removed_when_its_last_reader_is_done(
     while live:
         way = data.draw(st.sampled_from(live))
         if data.draw(st.integers(0, 4)) == 0:
-            gone = way.abandoned()
+            gone = way.abandon()
             had[id(way)] = count
             live.remove(way)
         else:
             assert way.present == keys[had[id(way)]]
             last = way.last
-            gone = way.passed()
+            gone = way.advance()
             had[id(way)] += 1
             assert last == (had[id(way)] == count)
             if last:

@@ -235,7 +235,7 @@ async def test_what_piles_up_is_taken_and_the_rest_asked_for_again() -> None:
 class BreakingLink:
     """Breaks while a message is sent."""
 
-    def offer(self, messages: Sequence[Any], /) -> int:
+    def try_send(self, messages: Sequence[Any], /) -> int:
         return 0
 
     async def send(self, message: Any, /) -> None:

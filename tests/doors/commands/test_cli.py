@@ -22,7 +22,7 @@ from actors.connectors.sources.kinds import KINDS
 from actors.doors.commands import cli
 from actors.doors.commands import console as terminal
 from actors.doors.commands.console import parse_settings
-from actors.doors.commands.status import doing
+from actors.doors.commands.status import status_text
 from actors.runtime.errors import AddressInUse, BadSettings, UnknownObject
 from actors.runtime.settings import Settings
 from actors.service import Service
@@ -255,12 +255,12 @@ def test_status_tells_how_far_an_object_has_read_its_first_contents() -> None:
         "state_since_ms": 0,
         "retries": 0,
     }
-    assert doing(found) == "3 of 8 parts read, 1.0 of 2.5 MiB"
-    assert doing(found | {"text": "slow"}) == "3 of 8 parts read, 1.0 of 2.5 MiB; slow"
-    assert doing(found | {"text": "slow", "parts_total": 0}) == "slow"
+    assert status_text(found) == "3 of 8 parts read, 1.0 of 2.5 MiB"
+    assert status_text(found | {"text": "slow"}) == "3 of 8 parts read, 1.0 of 2.5 MiB; slow"
+    assert status_text(found | {"text": "slow", "parts_total": 0}) == "slow"
     stalled = found | {"text": "no answer", "state_since_ms": 3_723_004}
-    assert doing(stalled) == "since 01:02:03 UTC: no answer"
-    assert doing(stalled | {"retries": 3}) == "since 01:02:03 UTC, 3 retries: no answer"
+    assert status_text(stalled) == "since 01:02:03 UTC: no answer"
+    assert status_text(stalled | {"retries": 3}) == "since 01:02:03 UTC, 3 retries: no answer"
 
 
 async def test_serve_runs_until_it_is_stopped(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from actors.control.controller.catalog.catalog import CATALOG_KEY
 from actors.control.controller.catalog.quarantine import decode_catalog
 from actors.doors.commands import cli
 from actors.durable.persist import PersistClient, ShardAppend, ShardState, shard_key
-from actors.durable.persist.attach import ShardPlace, open_as_guest
+from actors.durable.persist.attach import StoreLocation, open_as_guest
 from actors.durable.persist.catalog_objects import CATALOG, objects_of, owners, shard_of
 from actors.durable.persist.documents import encode
 from actors.durable.persist.location import CompareAndSet
@@ -303,7 +303,7 @@ async def test_compact_and_collect_where_no_service_runs(folder: Path) -> None:
 
 async def test_a_guests_lease_keeps_what_was_replaced(folder: Path) -> None:
     async with open_as_guest(
-        ShardPlace(state_dir=str(folder)), Settings(), SystemClock()
+        StoreLocation(state_dir=str(folder)), Settings(), SystemClock()
     ) as attached:
         state = await flights_of(folder)
         reader = await attached.client.open_reader(state.id, "r")

@@ -74,7 +74,7 @@ async def test_an_operation_that_was_carried_out_is_not_repeated(
 async def test_an_operation_that_was_given_up_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.doors.connect_gateway.listening.SWEEP_MS", 20)
+    monkeypatch.setattr("actors.doors.connect_gateway.server.SWEEP_MS", 20)
     execute = CountedStatements()
     changes = {"connect_detached_ms": 50, "execute_statement": execute}
     async with raw_client(tmp_path, **changes) as (world, client):

@@ -22,7 +22,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.connect import functions as sf
 from pyspark.sql.connect.proto import base_pb2
 
-from actors.doors.connect_gateway.listening import bind_gateway
+from actors.doors.connect_gateway.server import bind_gateway
 from actors.doors.connect_gateway.statement_execution import StatementAnswer
 from actors.runtime.errors import AddressInUse, BadSettings, QueryRejected
 from actors.runtime.settings import Settings
@@ -333,7 +333,7 @@ async def test_no_turn_of_the_loop_is_long_for_a_long_statement(
 ) -> None:
     text = "INSERT INTO orders VALUES " + ", ".join(f"({n}, 'x', 1)" for n in range(100, 20_100))
     async with filled_world(tmp_path) as (world, spark):
-        monkeypatch.setattr("actors.doors.sql_session.long_texts.LOOP_CHARACTERS_MAX", 8_192)
+        monkeypatch.setattr("actors.doors.sql_session.offloading.LOOP_CHARACTERS_MAX", 8_192)
         with bounded_turns():
             await world.run(lambda: spark.sql(text).collect())
         assert (await world.client.peek("orders")).num_rows == 20_006

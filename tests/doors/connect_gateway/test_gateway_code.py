@@ -308,7 +308,7 @@ async def test_a_session_ends_with_the_right_that_it_ran_under(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No sweep comes: the change itself ends the sessions.
-    monkeypatch.setattr("actors.doors.connect_gateway.listening.SWEEP_MS", 1 << 40)
+    monkeypatch.setattr("actors.doors.connect_gateway.server.SWEEP_MS", 1 << 40)
     async with guarded(tmp_path) as house:
         await house.change("execute code")
         ran = await house.session()
@@ -329,7 +329,7 @@ async def test_a_session_ends_with_the_right_that_it_ran_under(
 async def test_sessions_without_their_right_are_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.doors.connect_gateway.listening.SWEEP_MS", 20)
+    monkeypatch.setattr("actors.doors.connect_gateway.server.SWEEP_MS", 20)
     async with guarded(tmp_path) as house:
         await house.change("execute code")
         ran = await house.session()

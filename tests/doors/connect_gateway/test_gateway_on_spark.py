@@ -267,6 +267,12 @@ def test_a_view_is_explained_before_it_is_made(spark: Any) -> None:
     assert not spark.catalog.tableExists("made_of")
 
 
+def test_an_existing_view_is_explained_by_its_name(spark: Any) -> None:
+    spark.sql("CREATE MATERIALIZED VIEW explained_ids AS SELECT id FROM orders")
+    assert spark.sql("EXPLAIN VIEW explained_ids").collect()[0][0] == "mode: incremental"
+    spark.sql("DROP MATERIALIZED VIEW explained_ids")
+
+
 def test_values_of_every_type_pass_through_spark(house: SparkHouse, spark: Any) -> None:
     columns = {
         "b": "boolean",

@@ -174,5 +174,5 @@ async def test_settings_that_a_text_computes_are_seen(tmp_path: Path, text: str)
 
 
 def test_the_settings_stand_in_the_documentation() -> None:
-    page = Path(__file__).parents[3] / "docs" / "guides" / "operations.md"
+    page = Path(__file__).parents[3] / "docs" / "guides" / "spark-connect.md"
     assert settings_table() in page.read_text()

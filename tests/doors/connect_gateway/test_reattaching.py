@@ -169,7 +169,7 @@ async def test_an_operation_of_spark_is_reattached_at_spark(tmp_path: Path) -> N
 async def test_what_a_client_left_for_good_is_ended_at_spark(
     tmp_path: Path, reattachable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.doors.connect_gateway.listening.SWEEP_MS", 20)
+    monkeypatch.setattr("actors.doors.connect_gateway.server.SWEEP_MS", 20)
     async with raw_client(tmp_path, connect_detached_ms=50) as (world, client):
         call = client.execute("SELECT 'hang'", "op", reattachable=reattachable)
         await call.read()
@@ -183,7 +183,7 @@ async def test_what_a_client_left_for_good_is_ended_at_spark(
 async def test_what_a_client_left_for_good_is_ended_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.doors.connect_gateway.listening.SWEEP_MS", 20)
+    monkeypatch.setattr("actors.doors.connect_gateway.server.SWEEP_MS", 20)
     begun, ended = anyio.Event(), anyio.Event()
 
     async def execute(text: str, who: Any, _: Any) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from actors.doors.sql_session.audit import StatementAudit, objects_of_statement
 from actors.engine.sql.grammar import parse_statement
-from actors.engine.sql.shown_statements import blanked
+from actors.engine.sql.redaction import redact_text
 from actors.engine.sql.tokens import SqlDialect
 from actors.runtime.errors import UnknownObject
 from actors.runtime.settings import Settings
@@ -40,21 +40,21 @@ POSTGRES, SPARK = SqlDialect.POSTGRES, SqlDialect.SPARK
     ],
 )
 def test_secrets_are_blanked(text: str, dialect: SqlDialect, shown: str) -> None:
-    assert blanked(text, dialect, parse_statement(text, dialect)) == shown
+    assert redact_text(text, dialect, parse_statement(text, dialect)) == shown
 
 
 def test_a_text_that_cannot_be_read_is_left_out() -> None:
-    assert blanked("ALTER ROLE r PASSWORD 'open", POSTGRES) == ""
+    assert redact_text("ALTER ROLE r PASSWORD 'open", POSTGRES) == ""
     # One that is only no statement is read word by word.
-    assert blanked("ALTER ROLE r PASSWORD 'x' 'y", POSTGRES) == ""
-    assert blanked("ALTER NOTHING password 'x'", POSTGRES) == "ALTER NOTHING password ***"
+    assert redact_text("ALTER ROLE r PASSWORD 'x' 'y", POSTGRES) == ""
+    assert redact_text("ALTER NOTHING password 'x'", POSTGRES) == "ALTER NOTHING password ***"
 
 
 @given(st.text(min_size=1).filter(lambda text: "\0" not in text))
 def test_no_password_is_shown(password: str) -> None:
     quoted = password.replace("'", "''")
     text = f"CREATE ROLE abcdefg LOGIN PASSWORD '{quoted}'"
-    shown = blanked(text, POSTGRES, parse_statement(text, POSTGRES))
+    shown = redact_text(text, POSTGRES, parse_statement(text, POSTGRES))
     assert shown == "CREATE ROLE abcdefg LOGIN PASSWORD ***"
 
 

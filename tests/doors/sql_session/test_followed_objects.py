@@ -9,8 +9,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.doors.sql_session.subscribing import PROGRESSED, FollowedObject
-from actors.engine.views.simple import simple_read
+from actors.doors.sql_session.subscribe_statements import PROGRESSED, FollowedObject
+from actors.engine.views.plain_read import parse_plain_read
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
 
 SCHEMA = TableSchema(
@@ -22,7 +22,7 @@ HEAD = [pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())]
 
 
 def followed(sql: str) -> FollowedObject:
-    read = simple_read(sql, {"t": SCHEMA})
+    read = parse_plain_read(sql, {"t": SCHEMA})
     assert read is not None
     return FollowedObject.of(read, SCHEMA)
 

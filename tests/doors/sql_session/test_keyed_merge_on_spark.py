@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actors.doors.client.client import Client
-from actors.doors.sql_session import SqlSession, merging
+from actors.doors.sql_session import SqlSession, merge_statements
 from actors.doors.sql_session.keyed_merge import read_keyed_merge
 from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.tokens import SqlDialect
@@ -57,7 +57,7 @@ async def test_both_ways_make_the_same_rows(
                     taken.append(merge is not None)
                     return merge
 
-                monkeypatch.setattr(merging, "read_keyed_merge", read)
+                monkeypatch.setattr(merge_statements, "read_keyed_merge", read)
                 await session.execute(parse_statement(TABLE.format(name), session.context.dialect))
                 await session.execute(parse_statement(ROWS.format(name), session.context.dialect))
                 source = SOURCE.format(rows=found)

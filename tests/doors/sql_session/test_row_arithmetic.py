@@ -10,7 +10,7 @@ import pytest
 
 from actors.doors.sql_session.row_arithmetic import arithmetic_of, computed_array
 from actors.doors.sql_session.row_values import NotLocal
-from actors.engine.sql.statements import composed
+from actors.engine.sql.statements import generated_span
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.plan.schema import TableColumn, TableSchema
 
@@ -36,7 +36,7 @@ def rows_of(**values: Any) -> pa.Table:
 
 def computed(text: str, column: str, **values: Any) -> Any:
     rows = rows_of(**values)
-    node = arithmetic_of(composed(SqlDialect.SPARK, text), ())
+    node = arithmetic_of(generated_span(SqlDialect.SPARK, text), ())
     return computed_array(node, rows, SCHEMA, "x", BY_NAME[column]).to_pylist()[0]
 
 

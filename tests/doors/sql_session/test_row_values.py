@@ -18,23 +18,23 @@ from actors.doors.sql_session.row_values import (
     literal_value,
     spark_literal,
 )
-from actors.doors.sql_session.written_times import WrittenTimes
-from actors.engine.sql.statements import composed
+from actors.doors.sql_session.time_literals import TimeLiterals
+from actors.engine.sql.statements import generated_span
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.pgwire.sqlstate import InvalidClientData
 from actors.model.plan.schema import TableColumn
 from actors.runtime.errors import ValueTooLong
 
 SPARK, POSTGRES = SqlDialect.SPARK, SqlDialect.POSTGRES
-UTC = WrittenTimes("UTC", "UTC")
+UTC = TimeLiterals("UTC", "UTC")
 LONG = "-1234567890123456789012345678901234567.8"
 MOMENT = dt.datetime.fromisoformat("2026-02-28 01:02:03.5")
 
 
 def value_of(
-    text: str, kind: str, dialect: SqlDialect = POSTGRES, *, times: WrittenTimes = UTC
+    text: str, kind: str, dialect: SqlDialect = POSTGRES, *, times: TimeLiterals = UTC
 ) -> Any:
-    value = literal_value(composed(dialect, text), ())
+    value = literal_value(generated_span(dialect, text), ())
     return column_array([value], TableColumn("c", kind), times=times)[0].as_py()
 
 
@@ -69,7 +69,7 @@ def test_plain_literals_are_read(text: str, kind: str, value: Any) -> None:
 
 def test_default_is_a_value_where_there_are_defaults() -> None:
     column = TableColumn("a", "date")
-    marks = [literal_value(composed(SqlDialect.SPARK, "DEFAULT"), ()), None]
+    marks = [literal_value(generated_span(SqlDialect.SPARK, "DEFAULT"), ()), None]
     day = pa.scalar(dt.date(2026, 2, 28))
     assert column_array(marks, column, times=UTC, defaults={"a": day}).to_pylist() == [
         day.as_py(),
@@ -118,12 +118,12 @@ def test_texts_of_bytes_and_arrays_are_read_as_postgresql_does(
     text: str, kind: str, value: Any
 ) -> None:
     column = TableColumn("c", kind)
-    given = literal_value(composed(SqlDialect.POSTGRES, text), ())
+    given = literal_value(generated_span(SqlDialect.POSTGRES, text), ())
     assert column_array([given], column, times=UTC).to_pylist() == [value]
     # To Spark a text is no array, and its bytes are its letters.
     with pytest.raises(NotLocal):
         column_array(
-            [literal_value(composed(SqlDialect.SPARK, text.replace("\\", "")), ())],
+            [literal_value(generated_span(SqlDialect.SPARK, text.replace("\\", "")), ())],
             column,
             times=UTC,
         )
@@ -149,7 +149,7 @@ def test_texts_of_bytes_and_arrays_are_read_as_postgresql_does(
 def test_what_fits_no_column_has_the_state_that_postgresql_gives(
     text: str, kind: str, state: str
 ) -> None:
-    given = literal_value(composed(SqlDialect.POSTGRES, text), ())
+    given = literal_value(generated_span(SqlDialect.POSTGRES, text), ())
     with pytest.raises(InvalidClientData) as caught:
         column_array([given], TableColumn("c", kind), times=UTC)
     assert caught.value.sqlstate == state
@@ -168,13 +168,13 @@ def test_what_fits_no_column_has_the_state_that_postgresql_gives(
     ],
 )
 def test_numbers_are_rounded_and_read_as_postgresql_does(text: str, kind: str, value: Any) -> None:
-    given = literal_value(composed(SqlDialect.POSTGRES, text), ())
+    given = literal_value(generated_span(SqlDialect.POSTGRES, text), ())
     assert column_array([given], TableColumn("c", kind), times=UTC).to_pylist() == [value]
 
 
 def test_spark_rounds_what_postgresql_s_numeric_without_a_precision_refuses() -> None:
-    given = literal_value(composed(SqlDialect.SPARK, "0.0000000000000000005"), ())
-    times = WrittenTimes("UTC", "UTC", as_spark=True)
+    given = literal_value(generated_span(SqlDialect.SPARK, "0.0000000000000000005"), ())
+    times = TimeLiterals("UTC", "UTC", as_spark=True)
     column = TableColumn("c", "decimal(38,18)")
     assert column_array([given], column, times=times).to_pylist() == [Decimal("1e-18")]
 
@@ -183,15 +183,15 @@ def test_spark_rounds_what_postgresql_s_numeric_without_a_precision_refuses() ->
 def test_only_blanks_are_cut_off_a_text(kind: str) -> None:
     column = TableColumn("c", kind)
     for dialect in SqlDialect:
-        given = literal_value(composed(dialect, "'ab   '"), ())
+        given = literal_value(generated_span(dialect, "'ab   '"), ())
         assert column_array([given], column, times=UTC).to_pylist() == ["ab "]
         for text in ("'ab  c'", "'abc\u00a0'"):
             with pytest.raises(ValueTooLong, match="longer than"):
-                column_array([literal_value(composed(dialect, text), ())], column, times=UTC)
+                column_array([literal_value(generated_span(dialect, text), ())], column, times=UTC)
 
 
 def test_bytes_in_no_form_are_refused_and_not_left_to_spark() -> None:
-    given = literal_value(composed(SqlDialect.POSTGRES, r"'\xabc'"), ())
+    given = literal_value(generated_span(SqlDialect.POSTGRES, r"'\xabc'"), ())
     with pytest.raises(InvalidClientData, match="invalid input syntax for type bytea"):
         column_array([given], TableColumn("c", "binary"), times=UTC)
 
@@ -209,26 +209,26 @@ def test_a_moment_without_a_zone_is_of_the_zone_that_its_text_was_written_in() -
     text = "'2026-10-25 02:30'"
     assert value_of(text, "timestamp") == dt.datetime(2026, 10, 25, 2, 30, tzinfo=dt.UTC)
     # Of two, PostgreSQL means the later, and Spark the earlier.
-    rome = WrittenTimes("Europe/Rome", "UTC")
+    rome = TimeLiterals("Europe/Rome", "UTC")
     assert value_of(text, "timestamp", times=rome).hour == 1
     typed = "TIMESTAMP '2026-10-25 02:30:00'"
-    assert value_of(typed, "timestamp", times=WrittenTimes("UTC", "Europe/Rome")).hour == 1
-    as_spark = WrittenTimes("UTC", "Europe/Rome", as_spark=True)
+    assert value_of(typed, "timestamp", times=TimeLiterals("UTC", "Europe/Rome")).hour == 1
+    as_spark = TimeLiterals("UTC", "Europe/Rome", as_spark=True)
     assert value_of(typed, "timestamp", SPARK, times=as_spark).hour == 0
 
 
 def test_a_timestamp_column_shows_an_instant_as_the_clocks_of_the_session_do() -> None:
     moment = SqlParameter(dt.datetime(2026, 7, 1, tzinfo=dt.UTC), "")
-    times = WrittenTimes("UTC", "Asia/Kathmandu")
+    times = TimeLiterals("UTC", "Asia/Kathmandu")
     found = column_array([moment], TableColumn("c", "timestamp_ntz"), times=times)
     assert found.to_pylist() == [dt.datetime.fromisoformat("2026-07-01 05:45")]
 
 
 def test_parameters_come_by_their_number() -> None:
     given = (SqlParameter(1, "1"), SqlParameter("5", "'5'", untyped=True))
-    assert literal_value(composed(POSTGRES, "$2"), given) == given[1]
+    assert literal_value(generated_span(POSTGRES, "$2"), given) == given[1]
     with pytest.raises(NotLocal):
-        literal_value(composed(POSTGRES, "$3"), given)
+        literal_value(generated_span(POSTGRES, "$3"), given)
     array = column_array([given[1]], TableColumn("c", "bigint"), times=UTC)
     assert array.to_pylist() == [5]
 
@@ -244,14 +244,14 @@ def test_parameters_come_by_their_number() -> None:
 )
 def test_a_cast_that_only_says_the_type_is_passed_over(text: str, kind: str, value: Any) -> None:
     given = (SqlParameter(7, "7S"), SqlParameter("a", "'a'"))
-    found = literal_value(composed(POSTGRES, text), given)
+    found = literal_value(generated_span(POSTGRES, text), given)
     assert column_array([found], TableColumn("c", kind), times=UTC).to_pylist() == [value]
 
 
 @pytest.mark.parametrize(("text", "kind"), [("$1::int2", "bigint"), ("$1::text", "bigint")])
 def test_other_casts_are_left_to_spark(text: str, kind: str) -> None:
     with pytest.raises(NotLocal):
-        found = literal_value(composed(POSTGRES, text), (SqlParameter(7, "7S"),))
+        found = literal_value(generated_span(POSTGRES, text), (SqlParameter(7, "7S"),))
         column_array([found], TableColumn("c", kind), times=UTC)
 
 
@@ -267,8 +267,8 @@ def test_rows_are_written_as_literals_of_their_types() -> None:
 
 @pytest.mark.parametrize(("zone", "hours"), [("UTC", 0), ("Asia/Tokyo", 9)])
 async def test_a_literal_without_a_zone_is_of_the_sessions(zone: str, hours: int) -> None:
-    context: Any = SimpleNamespace(dialect=SPARK, times=WrittenTimes(zone, zone))
+    context: Any = SimpleNamespace(dialect=SPARK, times=TimeLiterals(zone, zone))
     text = "TIMESTAMP '2026-02-28 01:02:03.5'"
-    found = await SessionContext.time_of(context, composed(SPARK, text), ())
+    found = await SessionContext.time_of(context, generated_span(SPARK, text), ())
     wanted = MOMENT.replace(tzinfo=dt.UTC) - dt.timedelta(hours=hours)
     assert found == int(wanted.timestamp() * 1000)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.durable.arrangement import ArrangementHandle, ArrangementLimits, SharedArrangements
-from actors.durable.persist.filtering import PartCondition, PartFilter
+from actors.durable.persist.part_filter import PartCondition, PartFilter
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.runtime.errors import InvalidUsage, ReadBelowSince, ResourceClosed
 from suite_lanes import examples  # type: ignore[import-not-found]

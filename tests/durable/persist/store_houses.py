@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from actors.durable.object_store.bucket_store import BucketStore
 from actors.durable.persist.blob_bucket import BucketBlob
 from actors.durable.persist.location import BlobStore, ConsensusStore
-from actors.durable.persist.places import open_blob, open_consensus
+from actors.durable.persist.store_urls import open_blob, open_consensus
 from actors.runtime.kernel import SystemClock
 from actors.runtime.settings import Settings
 

@@ -21,11 +21,11 @@ from persist_world import (  # type: ignore[import-not-found]
 
 from actors.durable.persist import NewShard, PersistClient, guest_leases
 from actors.durable.persist.attach import (
-    ShardPlace,
+    StoreLocation,
     find_shard,
     open_as_guest,
     open_as_owner,
-    place_of,
+    store_location,
 )
 from actors.durable.persist.guest_leases import is_guest
 from actors.runtime.errors import (
@@ -254,23 +254,23 @@ async def test_leases_of_guests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_places_are_named_in_one_way() -> None:
-    assert place_of("x", None, None).state_dir == str(Path("x").absolute())
-    both = ShardPlace(blob_url="mem:a", consensus_url="mem:b")
-    assert place_of(None, "mem:a", "mem:b") == place_of("x", "mem:a", "mem:b") == both
-    mixed = place_of("/x", "s3://bucket/path", None)
-    assert mixed == ShardPlace(state_dir="/x", blob_url="s3://bucket/path")
+    assert store_location("x", None, None).state_dir == str(Path("x").absolute())
+    both = StoreLocation(blob_url="mem:a", consensus_url="mem:b")
+    assert store_location(None, "mem:a", "mem:b") == store_location("x", "mem:a", "mem:b") == both
+    mixed = store_location("/x", "s3://bucket/path", None)
+    assert mixed == StoreLocation(state_dir="/x", blob_url="s3://bucket/path")
     assert mixed.shown() == "/x with s3://bucket/path"
     for given in [(None, "mem:a", None), (None, None, "mem:a"), (None, None, None)]:
         with pytest.raises(InvalidUsage, match="name the stores"):
-            place_of(*given)
+            store_location(*given)
 
 
 async def test_what_is_not_there_is_named_and_not_made(tmp_path: Path) -> None:
     clock = Clock()
     with pytest.raises(StateDirectoryError, match="is no state directory"):
-        async with open_as_guest(ShardPlace(state_dir=str(tmp_path)), TINY, clock):
+        async with open_as_guest(StoreLocation(state_dir=str(tmp_path)), TINY, clock):
             pass
-    place = ShardPlace(blob_url=f"file:{tmp_path}/b", consensus_url=f"sqlite:{tmp_path}/c.db")
+    place = StoreLocation(blob_url=f"file:{tmp_path}/b", consensus_url=f"sqlite:{tmp_path}/c.db")
     with pytest.raises(StorageError, match="nothing at"):
         async with open_as_guest(place, TINY, clock):
             pass
@@ -288,12 +288,12 @@ async def state_directory(folder: Path) -> PersistClient:
 GUEST = """
 import sys, anyio
 from actors.runtime.kernel import SystemClock
-from actors.durable.persist.attach import ShardPlace, open_as_guest
+from actors.durable.persist.attach import StoreLocation, open_as_guest
 from actors.runtime.settings import Settings
 
 async def main():
     settings = Settings(reader_lease_ms=int(sys.argv[2]))
-    place = ShardPlace(state_dir=sys.argv[1])
+    place = StoreLocation(state_dir=sys.argv[1])
     async with open_as_guest(place, settings, SystemClock()) as attached:
         reader = await attached.client.open_reader("s1", "r")
         parts, _ = await reader.snapshot(5)
@@ -344,7 +344,7 @@ async def test_a_guest_in_another_process(tmp_path: Path) -> None:
 
 
 async def test_an_owner_and_guests_of_a_state_directory(tmp_path: Path) -> None:
-    place = ShardPlace(state_dir=str(tmp_path / "state"))
+    place = StoreLocation(state_dir=str(tmp_path / "state"))
     service = await state_directory(tmp_path / "state")
     with pytest.raises(StateDirectoryError, match="in use by process"):
         async with open_as_owner(place, TINY, Clock()):

@@ -18,16 +18,16 @@ import anyio
 import pytest
 
 from actors.doors.client.client import Client
-from actors.durable.persist.attach import ShardPlace, open_as_guest
-from actors.durable.persist.backing_up import BackupReport, take_backup
-from actors.durable.persist.backups import FORMAT, MANIFEST, BackupTarget
+from actors.durable.persist.attach import StoreLocation, open_as_guest
+from actors.durable.persist.backup_format import FORMAT, MANIFEST, BackupTarget
+from actors.durable.persist.backup_run import BackupReport, take_backup
 from actors.durable.persist.documents import decode_tables
 from actors.durable.persist.registrations import (
     describe_replica,
     list_registrations,
     register_replica,
 )
-from actors.durable.persist.restoring import RestoreReport, open_empty, restore_backup
+from actors.durable.persist.restore import RestoreReport, open_empty, restore_backup
 from actors.durable.persist.shard import TABLES_UPPER
 from actors.model.protocol.role_messages import CreateRole, ListRoles, RolesReport
 from actors.runtime.errors import CorruptData, InvalidUsage, StateDirectoryError, StorageError
@@ -83,8 +83,8 @@ async def insert(client: Client, first: int, count: int) -> int:
     return time
 
 
-def place_of(settings: Settings) -> ShardPlace:
-    return ShardPlace(
+def store_location(settings: Settings) -> StoreLocation:
+    return StoreLocation(
         settings.state_dir if not (settings.blob_url and settings.consensus_url) else None,
         settings.blob_url or None,
         settings.consensus_url or None,
@@ -99,7 +99,7 @@ async def back_up(
 ) -> BackupReport:
     if isinstance(target, str):
         target = await BackupTarget.open(target, settings, CLOCK)
-    async with open_as_guest(place_of(settings), settings, CLOCK) as attached:
+    async with open_as_guest(store_location(settings), settings, CLOCK) as attached:
         return await take_backup(attached, target, settings, CLOCK, progress, keep=keep)
 
 
@@ -110,7 +110,7 @@ async def restore(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RestoreReport:
     opened = await BackupTarget.open(target, settings, CLOCK, existing=True)
-    async with open_empty(place_of(settings), settings, CLOCK) as stores:
+    async with open_empty(store_location(settings), settings, CLOCK) as stores:
         return await restore_backup(opened, name, stores, settings, CLOCK, progress)
 
 
@@ -246,7 +246,7 @@ async def test_what_is_dropped_and_compacted_meanwhile_does_no_harm(tmp_path: Pa
             async def drop_named() -> None:
                 # The documents are read by now, and nothing is copied: what they name of this
                 # table must be gone before the copying begins, however slow the machine is.
-                async with open_as_guest(place_of(settings), settings, CLOCK) as attached:
+                async with open_as_guest(store_location(settings), settings, CLOCK) as attached:
                     before = set(await attached.client.list_shards())
                     await client.drop("other")
                     (dropped,) = before - set(await attached.client.list_shards())
@@ -268,7 +268,7 @@ async def test_what_is_dropped_and_compacted_meanwhile_does_no_harm(tmp_path: Pa
             await client.wait_for("by_who", time)
             known = await contents(client, time)
             # The leases are gone.
-            async with open_as_guest(place_of(settings), settings, CLOCK) as attached:
+            async with open_as_guest(store_location(settings), settings, CLOCK) as attached:
                 for shard in await attached.client.list_shards():
                     state = await attached.client.upkeep.state_now(shard)
                     assert not [name for name in state.leases if "backup" in name]
@@ -432,13 +432,13 @@ async def test_a_copy_of_the_stores_has_none_of_their_replicas(tmp_path: Path) -
     again = settings_of(tmp_path / "again", **urls("copy"))
     async with running(settings) as client:
         await make(client)
-        async with open_as_guest(place_of(settings), settings, CLOCK) as attached:
+        async with open_as_guest(store_location(settings), settings, CLOCK) as attached:
             own = describe_replica("b:1", "b:2", "p", CLOCK)
             await register_replica(attached.consensus, own, settings)
             assert list(await list_registrations(attached.consensus)) == ["b:1"]
         await back_up(settings, target)
     await restore(target, again)
-    async with open_as_guest(place_of(again), again, CLOCK) as attached:
+    async with open_as_guest(store_location(again), again, CLOCK) as attached:
         assert await list_registrations(attached.consensus) == {}
         assert await attached.consensus.list_keys("epoch")
 

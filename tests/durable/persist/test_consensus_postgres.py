@@ -19,7 +19,7 @@ from store_houses import SETTINGS  # type: ignore[import-not-found]
 from actors.durable.persist import consensus_postgres
 from actors.durable.persist.consensus_postgres import PostgresConsensus
 from actors.durable.persist.location import CompareAndSet, VersionedData, WatchedConsensus
-from actors.durable.persist.postgres_link import PostgresPlace, postgres_place
+from actors.durable.persist.postgres_link import PostgresAddress, postgres_address
 from actors.runtime.errors import InvalidUsage, StorageError, StoreFull
 from actors.testing.postgres_server import PostgresServer
 from tests.kit.proxy import TcpProxy
@@ -49,7 +49,7 @@ class House:
         self, port: int | None = None, number: int = 0, **changes: Any
     ) -> AsyncIterator[PostgresConsensus]:
         limits = replace(SETTINGS, **changes)
-        made = PostgresConsensus(postgres_place(self.url(port)), limits, Random(number))
+        made = PostgresConsensus(postgres_address(self.url(port)), limits, Random(number))
         await made.open()
         try:
             yield made
@@ -411,11 +411,11 @@ async def test_secrets_never_show(house: House, monkeypatch: pytest.MonkeyPatch)
         "postgresql://bench:hush@127.0.0.1:no/postgres",
     ):
         with pytest.raises(InvalidUsage) as refused:
-            postgres_place(url)
+            postgres_address(url)
         assert "hush" not in str(refused.value)
     monkeypatch.setenv("THE_PASSWORD", "hush")
     for name in ("THE_PASSWORD", "NOT_THERE"):
-        place = postgres_place(f"{house.url(1)}&password_env={name}")
+        place = postgres_address(f"{house.url(1)}&password_env={name}")
         limits = replace(SETTINGS, store_request_retries_max=1)
         with pytest.raises(StorageError) as caught:
             await PostgresConsensus(place, limits, Random(0)).open()
@@ -440,8 +440,8 @@ async def test_a_password_comes_from_where_the_url_says(
     monkeypatch.setenv("RIGHT", "hush")
     monkeypatch.setenv("WRONG", "oops")
 
-    def place(option: str, value: object) -> PostgresPlace:
-        return postgres_place(f"{house.url(user='guest')}&{option}={value}")
+    def place(option: str, value: object) -> PostgresAddress:
+        return postgres_address(f"{house.url(user='guest')}&{option}={value}")
 
     async def is_let_in(option: str, value: object) -> bool:
         made = PostgresConsensus(place(option, value), SETTINGS, Random(0))

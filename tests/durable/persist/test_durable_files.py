@@ -11,7 +11,7 @@ import pytest
 
 from actors.durable.persist.blob_file import TEMPORARY, FileBlob
 from actors.durable.persist.consensus_sqlite import SqliteConsensus
-from actors.durable.persist.stashed import StashedBlobs
+from actors.durable.persist.stashed_blobs import StashedBlobs
 from actors.runtime.errors import StorageError
 from actors.runtime.kernel import SystemClock
 

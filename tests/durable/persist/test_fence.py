@@ -27,8 +27,8 @@ from actors.durable.persist.fence import (
 )
 from actors.durable.persist.location import ConsensusStore, VersionedData
 from actors.durable.persist.memory_stores import MemoryBlob, MemoryConsensus
-from actors.durable.persist.places import take_stores
 from actors.durable.persist.standby import wait_for_stores
+from actors.durable.persist.store_urls import take_stores
 from actors.runtime.errors import CorruptData, StorageError, WriterFenced
 from actors.runtime.kernel import SystemClock
 from actors.runtime.settings import Settings
@@ -111,7 +111,7 @@ async def test_of_two_that_saw_an_owner_die_the_second_waits_again(
             rivals.append(await taken(documents, "b"))
         return await read_epoch(consensus)
 
-    monkeypatch.setattr("actors.durable.persist.places.read_epoch", read_late)
+    monkeypatch.setattr("actors.durable.persist.store_urls.read_epoch", read_late)
     newer = await take_stores(documents, settings, Clock(), "c")
     assert "not taken over: another service has done so: epoch 2" in caplog.text
     # Its rival never tells that it lives.

@@ -31,11 +31,11 @@ from actors.durable.persist import (
     UpperMismatch,
 )
 from actors.durable.persist.documents import decode_shard, encode
-from actors.durable.persist.handed import HandedLeases
 from actors.durable.persist.memory_stores import MemoryBlob
 from actors.durable.persist.part_lists import decode_list, encode_list
 from actors.durable.persist.shard import FORMAT, PartList, ShardBatch, ShardState, shard_key
-from actors.durable.persist.verifying import verify
+from actors.durable.persist.split_leases import SplitLeases
+from actors.durable.persist.verify import verify
 from actors.runtime.errors import CorruptData, LeaseLost, StorageError
 
 pytestmark = pytest.mark.anyio
@@ -199,7 +199,7 @@ async def test_a_list_that_is_lost_is_told_by_its_name() -> None:
     await stores.blob.delete(listed.key)
     with pytest.raises(CorruptData, match=rf"{listed.key} is gone although shard s names it"):
         await stores.client().state("s")
-    leases = HandedLeases(stores.consensus, stores.blob, stores.settings, stores.clock)
+    leases = SplitLeases(stores.consensus, stores.blob, stores.settings, stores.clock)
     with pytest.raises(CorruptData, match=listed.key):
         await leases.look("s", 0)
     with pytest.raises(CorruptData, match=listed.key):
@@ -343,7 +343,7 @@ async def test_a_lease_in_other_hands_reads_lists_when_it_needs_them() -> None:
     stores, blob = stores_of(exclusive=False)
     client, other = stores.client(), stores.client()
     await shard_of(client, 3)
-    leases = HandedLeases(stores.consensus, stores.blob, stores.settings, stores.clock)
+    leases = SplitLeases(stores.consensus, stores.blob, stores.settings, stores.clock)
     await leases.hold("s", "me", 0)
     state, _ = await leases.look("s")
     assert not state.is_whole
@@ -368,7 +368,7 @@ async def test_a_list_stays_while_a_lease_from_outside_does() -> None:
     client = stores.client()
     await shard_of(client, 3)
     before = await stores.keys()
-    leases = HandedLeases(stores.consensus, stores.blob, stores.settings, stores.clock)
+    leases = SplitLeases(stores.consensus, stores.blob, stores.settings, stores.clock)
     _, handed = await leases.take("s", "read", 0)
     await client.upkeep.compact("s")
     assert before <= await stores.keys()

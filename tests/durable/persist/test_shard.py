@@ -26,7 +26,7 @@ from actors.durable.persist.shard import (
     compact_to,
     deletable,
     is_applied,
-    mark,
+    record_token,
     sealed,
 )
 from actors.durable.persist.shard_invariants import validate
@@ -207,7 +207,7 @@ def test_tables_are_sealed_by_the_shared_upper() -> None:
 def test_writers_are_few() -> None:
     marks: dict[str, IdempotencyToken] = {}
     for number in range(2 * WRITERS_MAX):
-        marks = mark(marks, f"w{number}", 1, number)
+        marks = record_token(marks, f"w{number}", 1, number)
     assert len(marks) == WRITERS_MAX
     assert f"w{2 * WRITERS_MAX - 1}" in marks
     assert "w0" not in marks

@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).with_name("state_versions")))
 import make_state  # type: ignore[import-not-found]
 
 from actors.doors.client.client import Client
-from actors.durable.persist.verifying import verify
+from actors.durable.persist.verify import verify
 from actors.service import Service
 from actors.testing.engine import in_memory_engine
 
@@ -74,11 +74,11 @@ async def test_a_state_is_opened_read_and_written_on(archive: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
 async def test_every_part_of_a_state_is_whole(archive: Path, tmp_path: Path) -> None:
-    from actors.durable.persist.attach import ShardPlace, open_as_guest
+    from actors.durable.persist.attach import StoreLocation, open_as_guest
     from actors.runtime.kernel import SystemClock
 
     unpack(archive, tmp_path)
-    place = ShardPlace(str(tmp_path / "state"))
+    place = StoreLocation(str(tmp_path / "state"))
     settings = make_state.settings_of(tmp_path / "state")
     async with open_as_guest(place, settings, SystemClock()) as attached:
         shards = await attached.client.list_shards()

@@ -20,7 +20,13 @@ from persist_world import SCHEMA, TINY, add, rows_of, updates  # type: ignore[im
 from actors.durable.persist import PersistClient
 from actors.durable.persist.documents import decode_shard
 from actors.durable.persist.documents import encode as encode_document
-from actors.durable.persist.filtering import FilterAudit, Op, PartCondition, PartFilter, PartVerdict
+from actors.durable.persist.part_filter import (
+    FilterAudit,
+    Op,
+    PartCondition,
+    PartFilter,
+    PartVerdict,
+)
 from actors.durable.persist.parts import encode
 from actors.durable.persist.shard import (
     BatchPart,

@@ -16,7 +16,7 @@ from store_houses import CLOCK, PIECE, SETTINGS  # type: ignore[import-not-found
 
 from actors.durable.persist.blob_bucket import ByteBudget
 from actors.durable.persist.location import BlobStore
-from actors.durable.persist.places import open_blob
+from actors.durable.persist.store_urls import open_blob
 from actors.runtime.errors import StorageError, StoreBusy
 from actors.testing.patience import growing_deadlines_ms
 from s3_server import KEY_ID, S3, SECRET, Fate  # type: ignore[import-not-found]

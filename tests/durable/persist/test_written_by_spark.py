@@ -18,7 +18,7 @@ from persist_world import (  # type: ignore[import-not-found]
 
 from actors.durable.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
 from actors.durable.persist.memory_stores import MemoryConsensus
-from actors.durable.persist.places import open_blob
+from actors.durable.persist.store_urls import open_blob
 from actors.model.plan.jobs import ObjectDone
 from actors.runtime.errors import InvalidUsage, StorageError
 from s3_server import S3  # type: ignore[import-not-found]

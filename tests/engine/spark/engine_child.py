@@ -16,8 +16,8 @@ import pyarrow as pa
 
 import actors
 from actors.engine.spark.class_archive import find_archive
+from actors.engine.spark.engine_start import EngineStart
 from actors.engine.spark.java import JavaHome
-from actors.engine.spark.start import EngineStart
 from actors.model.plan.jobs import Answer, EngineReady, Job, JobProgress, RowsDone
 from actors.model.plan.schema import TableSchema
 from actors.model.plan.updates import from_ipc, to_ipc

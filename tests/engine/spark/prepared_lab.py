@@ -27,8 +27,8 @@ from py4j.protocol import Py4JJavaError
 from actors.engine.spark.bridge import ClassicBridge, SessionBridge
 from actors.engine.spark.job_spans import _stages
 from actors.engine.spark.jobs import JobTicket, SparkEngine
-from actors.engine.spark.plans import PreparedPlan
-from actors.engine.spark.prepared import PreparedSteps, check_keeps_nothing
+from actors.engine.spark.prepared_plan import PreparedPlan
+from actors.engine.spark.prepared_steps import PreparedSteps, check_keeps_nothing
 from actors.engine.spark.session import SlotRows, ThreadSessions, open_session, spark_conf
 from actors.engine.spark.slot_files import SlotSet, positional
 from actors.model.plan.delta import (

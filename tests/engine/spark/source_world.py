@@ -23,7 +23,7 @@ from actors.durable.persist import (
     ShardState,
     shard_key,
 )
-from actors.durable.persist.attach import ShardPlace, open_as_guest
+from actors.durable.persist.attach import StoreLocation, open_as_guest
 from actors.durable.persist.documents import decode_shard, encode
 from actors.durable.persist.guest_leases import guest_lease, is_guest
 from actors.durable.persist.schemas import SchemaEvolved
@@ -101,7 +101,7 @@ class World:
     def guests(self) -> list[str]:
         async def body() -> ShardState:
             async with open_as_guest(
-                ShardPlace(state_dir=str(self.folder)), SETTINGS, SystemClock()
+                StoreLocation(state_dir=str(self.folder)), SETTINGS, SystemClock()
             ) as found:
                 return await found.client.state(S)
 

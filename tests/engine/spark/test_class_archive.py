@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from engine_child import ChildProcess  # type: ignore[import-not-found]
 
-from actors.engine.spark import class_archive, training
+from actors.engine.spark import archive_training, class_archive
 from actors.engine.spark.class_archive import (
     ARCHIVES_MAX,
     SUFFIX,
@@ -106,7 +106,7 @@ def without_spark(tmp_path: Path, body: str) -> dict[str, str]:
     package.mkdir(parents=True)
     for folder in (package.parents[1], package.parent, package):
         (folder / "__init__.py").touch()
-    (package / "training.py").write_text(f"import sys\nfrom pathlib import Path\n{body}")
+    (package / "archive_training.py").write_text(f"import sys\nfrom pathlib import Path\n{body}")
     return dict(os.environ) | {"PYTHONPATH": str(tmp_path / "path")}
 
 
@@ -162,11 +162,11 @@ def from_archive(log: Path) -> int:
 @pytest.mark.second
 @pytest.mark.spark
 def test_jobs_of_a_training_are_done_and_some_of_them_prepared(child: ChildProcess) -> None:
-    done = [child.ask(job) for job, _ in training.jobs()]
+    done = [child.ask(job) for job, _ in archive_training.jobs()]
     assert [answer for answer in done if isinstance(answer, JobFailed)] == []
     assert [answer.prepared for answer in done if isinstance(answer, RowsDone)] == [
         False,  # the difference
-        *(False, True, True) * len(training.PLANS),
+        *(False, True, True) * len(archive_training.PLANS),
     ]
 
 

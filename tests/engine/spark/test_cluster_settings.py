@@ -106,7 +106,7 @@ class FakeSession:
 class FakeBridge:
     """What `ThreadSessions` calls."""
 
-    spent = False
+    needs_replacement = False
     partitions = ""
 
     def __init__(self, session: FakeSession) -> None:

@@ -35,7 +35,7 @@ from actors.engine.spark import connect
 from actors.engine.spark.child import EXIT_SPARK_GONE
 from actors.engine.spark.java import JavaHome
 from actors.engine.spark.jobs import JobTicket
-from actors.engine.spark.plans import PreparedPlan
+from actors.engine.spark.prepared_plan import PreparedPlan
 from actors.engine.spark.remote import open_remote
 from actors.model.plan.delta import (
     ConsolidateRows,

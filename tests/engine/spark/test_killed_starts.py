@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import actors
-from actors.engine.spark.start import CHILD_FOLDER, EngineStart
+from actors.engine.spark.engine_start import CHILD_FOLDER, EngineStart
 from actors.model.plan.jobs import Answer
 from actors.runtime.frames import FrameCodec
 from actors.runtime.settings import Settings

@@ -11,8 +11,8 @@ import pytest
 from actors import Client, Settings
 from actors.engine.spark.disk_watch import PARTS_SUFFIX, disk_refusal, running_bytes
 from actors.engine.spark.engine_memory import heap_bytes, machine_memory_bytes
+from actors.engine.spark.engine_start import CHILD_FOLDER, OUT_FOLDER
 from actors.engine.spark.query_engine import has_query_engine, query_settings, view_settings
-from actors.engine.spark.start import CHILD_FOLDER, OUT_FOLDER
 from actors.runtime.errors import BadSettings, JobTooLarge
 from actors.service import Service
 from actors.testing.check_views import for_short_lives

@@ -12,7 +12,7 @@ from engine_child import ChildProcess, job_id, table_of  # type: ignore[import-n
 
 from actors.doors.sql_session.row_arithmetic import arithmetic_of, computed_array
 from actors.doors.sql_session.row_values import NotLocal
-from actors.engine.sql.statements import composed
+from actors.engine.sql.statements import generated_span
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.plan.jobs import JobRows, SelectContents
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
@@ -64,7 +64,7 @@ def test_spark_computes_the_same(child: ChildProcess) -> None:
     for _ in range(600):
         text, column = drawn(random), random.choice(SCHEMA.columns)
         try:
-            node = arithmetic_of(composed(SqlDialect.SPARK, text), ())
+            node = arithmetic_of(generated_span(SqlDialect.SPARK, text), ())
             found = computed_array(node, rows, SCHEMA, "x", column)
         except NotLocal:
             continue

@@ -29,9 +29,9 @@ from source_world import (  # type: ignore[import-not-found]
 )
 
 from actors.durable.persist import ShardAppend, guest_leases
-from actors.durable.persist import handed as handed_leases
-from actors.durable.persist.attach import ShardPlace, open_as_guest
-from actors.durable.persist.handed import HandedLeases
+from actors.durable.persist import split_leases as handed_leases
+from actors.durable.persist.attach import StoreLocation, open_as_guest
+from actors.durable.persist.split_leases import SplitLeases
 from actors.engine.spark.source import reading
 from actors.engine.spark.source.data_source import FilteringReader
 from actors.engine.spark.source.options import read_options
@@ -222,7 +222,7 @@ def test_times_that_cannot_be_read_are_refused_by_name(world: World) -> None:
 
 def test_waiting_for_a_time(world: World) -> None:
     world.append(10, [(1, "a", 3, 1)])
-    place = ShardPlace(state_dir=str(world.folder))
+    place = StoreLocation(state_dir=str(world.folder))
     source = world.source(asOf=15, waitMs=60_000)
 
     async def both() -> None:
@@ -260,14 +260,14 @@ def test_a_since_that_goes_on_while_a_frame_is_loaded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.append(10, [(1, "a", 3, 1)])
-    hold, moves = HandedLeases.hold_load, iter([4, 6, 7])
+    hold, moves = SplitLeases.hold_load, iter([4, 6, 7])
 
-    async def meanwhile(self: HandedLeases, shard: str, name: str, since: int) -> None:
+    async def meanwhile(self: SplitLeases, shard: str, name: str, since: int) -> None:
         if (to := next(moves, None)) is not None:
             await anyio.to_thread.run_sync(world.since, to)
         await hold(self, shard, name, since)
 
-    monkeypatch.setattr(HandedLeases, "hold_load", meanwhile)
+    monkeypatch.setattr(SplitLeases, "hold_load", meanwhile)
     with pytest.raises(ReadBelowSince):
         rows(world.source(changes="true", startingTime=3))
     assert world.source(changes="true")._load().start == 7
@@ -526,9 +526,9 @@ def test_handed_leases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def body() -> None:
         async with open_as_guest(
-            ShardPlace(state_dir=str(world.folder)), SETTINGS, clock
+            StoreLocation(state_dir=str(world.folder)), SETTINGS, clock
         ) as attached:
-            leases = HandedLeases(attached.consensus, attached.blob, SETTINGS, clock)
+            leases = SplitLeases(attached.consensus, attached.blob, SETTINGS, clock)
             state, handed = await leases.take(S, "r", 5)
             handed = await leases.shared(handed, 3)
             [name] = (await leases.look(S))[0].leases

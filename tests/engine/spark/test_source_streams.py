@@ -18,7 +18,7 @@ from source_world import (  # type: ignore[import-not-found]
 from typer.testing import CliRunner
 
 from actors.doors.commands import cli
-from actors.durable.persist.handed import consumer_hold
+from actors.durable.persist.split_leases import consumer_hold
 from actors.engine.spark.source.reading import ShardPartition
 from actors.engine.spark.spark_releases import stream_limits
 from actors.runtime.errors import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from actors.engine.catalyst.rules import ONCE, REPEATED, rule_names
+from actors.engine.catalyst.optimizer_rules import ONCE, REPEATED, rule_names
 from actors.engine.spark import launch as launching
 from actors.engine.spark import spark_releases
 from actors.engine.spark.failures import is_gone

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from actors.doors.sql_session.typed_texts import typed_literal
-from actors.doors.sql_session.written_times import WrittenTimes
+from actors.doors.sql_session.time_literals import TimeLiterals
+from actors.doors.sql_session.typed_literals import typed_literal
 from actors.engine.sql import dialects
 from actors.engine.sql.dialects import SparkText
 from actors.engine.sql.tokens import SqlDialect, lex_sql, lex_text, name_value, text_value
@@ -227,7 +227,7 @@ def test_other_series_are_refused(operands: str) -> None:
 
 def test_a_day_has_one_length_in_utc_alone() -> None:
     text = "SELECT generate_series('2024-01-01'::{0}, '2024-02-01'::{0}, '1 day')"
-    rome = WrittenTimes("Europe/Rome", "Europe/Rome")
+    rome = TimeLiterals("Europe/Rome", "Europe/Rome")
     assert "INTERVAL '1' DAY" in to_spark(text.format("timestamp"), times=rome).text
     for kind in ("date", "timestamptz"):
         assert "INTERVAL '1' DAY" in to_spark(text.format(kind)).text

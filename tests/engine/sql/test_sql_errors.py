@@ -107,7 +107,7 @@ ERRORS: list[tuple[SqlDialect, str, str]] = [
     (SPARK, "COMMENT ON COLUMN ¦c IS 'x'", "a column is named with its object"),
     (SPARK, "COMMENT ON TABLE t IS ¦5", "expected a comment in single quotes, found '5'"),
     # -- questions
-    (SPARK, "EXPLAIN ¦FORMATTED SELECT 1", "expected INCREMENTAL, ANALYZE, a query or CREATE"),
+    (SPARK, "EXPLAIN ¦FORMATTED SELECT 1", "expected INCREMENTAL, ANALYZE, a query, MATERIALIZED"),
     (SPARK, "EXPLAIN ¦CREATE VIEW v AS SELECT 1", "only a query or a materialized view is"),
     (SPARK, "SHOW¦", "expected MATERIALIZED VIEWS, TABLES, VIEWS,"),
     (SPARK, "SHOW TABLES ¦x", "expected FROM, LIKE or the end of the statement, found 'x'"),

@@ -154,6 +154,12 @@ QUESTIONS: list[tuple[SqlDialect, str, dict[str, Any]]] = [
         "EXPLAIN INCREMENTAL CREATE MATERIALIZED VIEW v AS SELECT 1",
         {"is": "Explain", "mode": "incremental", "statement": MADE},
     ),
+    (SPARK, "EXPLAIN VIEW v", {"is": "Explain", "mode": "plain", "view": ("v",)}),
+    (
+        SPARK,
+        "EXPLAIN INCREMENTAL MATERIALIZED VIEW s.v",
+        {"is": "Explain", "mode": "incremental", "view": ("s", "v")},
+    ),
     (SPARK, "SHOW TABLES", {"is": "ShowObjects", "kind": "tables"}),
     (
         SPARK,

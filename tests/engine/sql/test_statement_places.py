@@ -97,7 +97,7 @@ def test_the_place_of_a_part_is_its_text(text: str, dialect: SqlDialect) -> None
     for span in spans:
         assert span.text == text[span.start : span.end]
         assert span.place_of(0) == span.start
-        alone, again = span.alone(), lex_text(span.text, dialect)
+        alone, again = span.as_text(), lex_text(span.text, dialect)
         assert alone.text == span.text
         assert alone.tokens == again.tokens
         assert alone.partners == again.partners

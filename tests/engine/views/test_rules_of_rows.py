@@ -9,8 +9,8 @@ from actors.engine.views.compile import compile_view
 from actors.engine.views.delta import derive
 from actors.engine.views.explain import explain
 from actors.engine.views.operators import DerivationContext
-from actors.engine.views.rule_kept import KeptOperator
 from actors.engine.views.rule_linear import ProjectOperator, ScanOperator
+from actors.engine.views.rule_stored_rows import StoredRowsOperator
 from actors.engine.views.rule_window import WindowOperator
 from actors.model.plan.delta import ConsolidateRows, RecomputeRows, WindowColumn
 from actors.model.plan.jobs import QueryAnalyzed, QueryTranslation
@@ -224,7 +224,7 @@ def test_floats_are_kept_as_text_and_not_sought() -> None:
         (TableSchema((TableColumn("k", "int"), TableColumn("f", "double"))),)
     )
     below = ScanOperator(context, ScanNode(0, (("i0_k", "k"), ("i0_f", "f"))))
-    kept = KeptOperator(context, below, {"i0_k": "int", "i0_f": "double"})
+    kept = StoredRowsOperator(context, below, {"i0_k": "int", "i0_f": "double"})
     assert kept.seekable(("i0_k",))
     assert not kept.seekable(("i0_f",))
     kept.delta()

@@ -35,9 +35,9 @@ from doc_house import (  # type: ignore[import-not-found]
 from doc_pages import Step, compiled, steps_of  # type: ignore[import-not-found]
 
 from actors import Client, Settings
-from actors.durable.persist.attach import ShardPlace, open_as_guest
+from actors.durable.persist.attach import StoreLocation, open_as_guest
 from actors.durable.persist.catalog_objects import CATALOG, objects_of, shard_of
-from actors.durable.persist.handed import HandedLeases
+from actors.durable.persist.split_leases import SplitLeases
 from actors.runtime.kernel import SystemClock
 from actors.testing.postgres_server import NoPostgres, PostgresServer, postgres_server
 from s3_server import KEY_ID, SECRET, serving  # type: ignore[import-not-found]
@@ -51,8 +51,40 @@ ELSEWHERE: Final = {
     "testing-an-actor.md": "testing/test_docs_testing_an_actor.py",
     "tutorial.md": "house/docs/test_tutorial.py",
 }
-LONG_PAGES: Final = ("operations.md", "tracing.md")
+LONG_PAGES: Final = ("backups.md", "high-availability.md", "operations.md", "tracing.md")
 SKIPPED_MAX: Final = 20
+PROSE_CHARACTERS_MAX: Final = 400
+NOT_WRAPPED: Final = (
+    "CHANGELOG.md",
+    "docs/architecture.md",
+    "docs/decisions/0001-actors-without-shared-state.md",
+    "docs/decisions/0002-spark-analyses-the-query.md",
+    "docs/decisions/0006-shards-by-compare-and-set.md",
+    "docs/decisions/0007-one-order-and-nonces.md",
+    "docs/decisions/0009-lookups-in-sorted-runs.md",
+    "docs/guides/backups.md",
+    "docs/guides/deployment.md",
+    "docs/guides/persist-stores.md",
+    "docs/guides/sinks.md",
+    "docs/guides/sources-files.md",
+    "docs/guides/sources-generators.md",
+    "docs/guides/sources-postgres.md",
+    "docs/guides/sources-wal.md",
+    "docs/guides/sources.md",
+    "docs/guides/spark-connect.md",
+    "docs/guides/spark.md",
+    "docs/guides/tls-and-tokens.md",
+    "docs/guides/tracing.md",
+    "docs/guides/view-scripts.md",
+    "docs/guides/wal.md",
+    "docs/internals/how-to-change-it.md",
+    "docs/internals/shards.md",
+    "docs/internals/testing.md",
+    "docs/reference/relations.md",
+    "docs/reference/sql.md",
+    "docs/reference/views.md",
+)
+"""Pages that still have longer lines of prose."""
 NOT_DONE: Final = ("skipped", "drawing", "json")
 """Kinds of steps that a reader only looks at."""
 BUCKETS: Final = {
@@ -267,9 +299,16 @@ async def operations(reader: Reader, page: Path) -> None:
     shown = next(step.shown for step in steps_of(page) if step.text == "cat orders.jsonl")
     (reader.shell.folder / "orders.jsonl").write_text(shown + "\n")
     (reader.shell.folder / "penstock.toml").write_text("workers = 1\n")
-    client, columns = reader.client, {"id": "bigint", "note": "string"}
+
+
+async def queries(reader: Reader, page: Path) -> None:
+    columns = {"id": "bigint", "note": "string"}
     await reader.make("late", columns, [{"id": 1, "note": 'a "b"\n'}, {"id": 2, "note": ""}])
-    await client.create_table("late_again", columns)
+    await reader.client.create_table("late_again", columns)
+
+
+async def backups(reader: Reader, page: Path) -> None:
+    client = reader.client
     await client.create_table("flights", {"id": "bigint", "carrier": "string"}, ["id"])
     await client.create_materialized_view(
         "by_carrier", "SELECT carrier, count(*) AS n FROM flights GROUP BY 1"
@@ -279,9 +318,9 @@ async def operations(reader: Reader, page: Path) -> None:
         await client.peek("by_carrier", as_of=time)
     settings, clock = Settings(), SystemClock()
     async with open_as_guest(
-        ShardPlace(state_dir=str(reader.house.state)), settings, clock
+        StoreLocation(state_dir=str(reader.house.state)), settings, clock
     ) as attached:
-        leases = HandedLeases(attached.consensus, attached.blob, settings, clock)
+        leases = SplitLeases(attached.consensus, attached.blob, settings, clock)
         shard = shard_of(objects_of(await attached.client.head(CATALOG)), "flights")
         await leases.hold(shard, "audit", time)
 
@@ -367,8 +406,10 @@ async def wal(reader: Reader, page: Path) -> None:
 
 
 BEFORE: Final[dict[str, dict[str, Presumed]]] = {
-    "operations.md": {"": operations, "penstock status --connect": a_client_with_a_certificate},
+    "backups.md": {"": backups},
+    "operations.md": {"": operations},
     "persist-stores.md": {"CREATE SCHEMA": no_schema},
+    "queries.md": {"": queries},
     "sinks.md": {"": sinks},
     "sources-files.md": {
         "": sources_files,
@@ -378,6 +419,7 @@ BEFORE: Final[dict[str, dict[str, Presumed]]] = {
     "sources-postgres.md": {"": sources_postgres},
     "sources-wal.md": {"": sources_wal},
     "sources.md": {"": sources, "config = {": the_same_by_the_client},
+    "tls-and-tokens.md": {"penstock status --connect": a_client_with_a_certificate},
     "wal.md": {"": wal},
 }
 """What a page presumes, and what it does before the step that begins so."""
@@ -447,3 +489,25 @@ def test_targets_and_links_named_in_the_readme_exist() -> None:
     assert set(re.findall(r"make ([a-z]+) ", text)) <= targets
     for link in re.findall(r"\]\(([\w/.]+)(?:#[\w-]+)?\)", text):
         assert (ROOT / link).exists(), link
+
+
+def prose_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the numbered lines of a page that are outside fences and tables."""
+    fenced = False
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced and not line.startswith("|"):
+            yield number, line
+
+
+def test_no_line_of_prose_is_too_long_to_read() -> None:
+    """A longer one is a paragraph to break, or a list."""
+    long = {
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+        if str(path.relative_to(ROOT)) not in NOT_WRAPPED
+        for number, line in prose_lines(path.read_text())
+        if len(line) > PROSE_CHARACTERS_MAX
+    }
+    assert long == set()

@@ -22,8 +22,8 @@ from actors.model.protocol.storage import (
     RetryDelays,
     SinkDescription,
     UpdateStorageConfiguration,
-    altered,
-    altered_sink,
+    ingestion_conflicts,
+    sink_conflicts,
 )
 from actors.model.protocol.storage_internal import DropObjects, ForStorage
 from actors.runtime.frames import FrameCodec
@@ -136,7 +136,7 @@ SINK = SinkDescription(
 def test_what_an_update_of_a_source_may_change(
     changes: dict[str, Any], differences: tuple[str, ...]
 ) -> None:
-    assert altered(OLD, msgspec.structs.replace(OLD, **changes)) == differences
+    assert ingestion_conflicts(OLD, msgspec.structs.replace(OLD, **changes)) == differences
 
 
 @pytest.mark.parametrize(
@@ -153,4 +153,4 @@ def test_what_an_update_of_a_source_may_change(
     ],
 )
 def test_what_may_change_of_a_sink(changes: dict[str, Any], differences: tuple[str, ...]) -> None:
-    assert altered_sink(SINK, msgspec.structs.replace(SINK, **changes)) == differences
+    assert sink_conflicts(SINK, msgspec.structs.replace(SINK, **changes)) == differences

@@ -311,7 +311,7 @@ class Conversations(RuleBasedStateMachine):
                 self.event(self.workers[number], e.ComputeClientLost(nonce))
             case ResponsesForwarded(nonce=nonce, serials=serials):
                 worker = self.workers[number]
-                worker.emitting.difference_update(worker.outbox.taken(nonce, serials))
+                worker.emitting.difference_update(worker.outbox.acknowledge(nonce, serials))
                 self.flush(worker)
             case FromWorker():
                 self.hears(message)

@@ -32,7 +32,7 @@ class Failing:
     async def send(self, response: Any) -> None:
         raise self.lost
 
-    def offer(self, responses: Any) -> int:
+    def try_send(self, responses: Any) -> int:
         return 0
 
     def end(self, error: PenstockError) -> None:

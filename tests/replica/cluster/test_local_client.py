@@ -130,10 +130,10 @@ def peek(number: int) -> Peek:
 
 async def test_nothing_is_offered_before_the_cluster_has_accepted() -> None:
     client = FakeCluster().client()
-    assert client.offer([Hello("a")]) == 0
+    assert client.try_send([Hello("a")]) == 0
     await client.send(Hello("a"))
-    assert client.offer([CreateInstance(2)]) == 0
-    assert client.at_hand(10) == []
+    assert client.try_send([CreateInstance(2)]) == 0
+    assert client.receive_nowait(10) == []
 
 
 @pytest.mark.parametrize("room", [0, 1, 2, 5, 1000])
@@ -147,7 +147,7 @@ async def test_what_finds_no_room_is_left_to_the_caller_and_none_is_lost(room: i
     while left:
         first.make_room(room)
         second.make_room(room)
-        taken = client.offer(left)
+        taken = client.try_send(left)
         del left[:taken]
         if not taken:
             async with anyio.create_task_group() as group:
@@ -162,7 +162,7 @@ async def test_what_finds_no_room_is_left_to_the_caller_and_none_is_lost(room: i
 async def test_a_wrong_command_ends_the_connection_unless_the_caller_has_checked_it() -> None:
     cluster = FakeCluster()
     client = await cluster.joined()
-    assert client.offer([peek(1), peek(1), peek(2)]) == 3
+    assert client.try_send([peek(1), peek(1), peek(2)]) == 3
     assert cluster.adapters[0].commands() == [peek(1)]
     assert cluster.ended
     with pytest.raises(RemoteProtocolError, match="is still pending"):
@@ -172,7 +172,7 @@ async def test_a_wrong_command_ends_the_connection_unless_the_caller_has_checked
     for command in START:
         await other.send(command)
     trusting.adapters[0].got.clear()
-    assert other.offer([peek(1), peek(1)]) == 2
+    assert other.try_send([peek(1), peek(1)]) == 2
     assert trusting.adapters[0].commands() == [peek(1), peek(1)]
     assert not trusting.ended
 
@@ -190,7 +190,7 @@ async def test_responses_are_merged_and_acknowledged_when_they_are_taken() -> No
     cluster.answer(1, Frontiers("v", write=4), 2)
     assert not cluster.adapters[0].got, "the client has not looked"
     assert await client.receive() == answer
-    assert client.at_hand(10) == [Frontiers("v", write=4)]
+    assert client.receive_nowait(10) == [Frontiers("v", write=4)]
     assert list(cluster.adapters[0].got) == [
         ResponsesAcked("a", (1,)),
         ResponsesAcked("a", (2,)),
@@ -204,7 +204,7 @@ async def test_acknowledgements_wait_for_room_where_the_client_may_wait() -> Non
     second.make_room(0)
     cluster.answer(0, Frontiers("v", write=5), 1)
     cluster.answer(1, Frontiers("v", write=5), 1)
-    assert client.at_hand(10) == [Frontiers("v", write=5)]
+    assert client.receive_nowait(10) == [Frontiers("v", write=5)]
     assert not first.got
     async with anyio.create_task_group() as group:
         group.start_soon(client.receive)
@@ -222,7 +222,7 @@ async def test_an_adapter_that_is_gone_breaks_the_connection() -> None:
     client = await cluster.joined()
     cluster.adapters[0].gone = True
     with pytest.raises(ConnectionBroken):
-        client.offer([peek(1)])
+        client.try_send([peek(1)])
     with pytest.raises(ConnectionBroken):
         await client.send(peek(2))
 

@@ -52,7 +52,7 @@ from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TracedMessage
 from actors.runtime.transport.connection import FramedConnection, TransportListener, dial
 from actors.testing.isolation import ActorIsolation, SubjectActor
-from actors.testing.neighbours import NeighbourProbe
+from actors.testing.peer_probes import PeerProbe
 
 MAGIC = b"TESTLOTS"
 
@@ -96,13 +96,13 @@ async def both_ends(
 async def test_what_is_offered_leaves_in_one_write_and_is_found_at_hand() -> None:
     async with both_ends() as (near, far):
         sent = [Ping(number) for number in range(20)]
-        assert near.offer(sent) == 20
+        assert near.try_send(sent) == 20
         found = [await far.receive()]
-        found += far.at_hand(5)
+        found += far.receive_nowait(5)
         assert found == sent[:6], "they came together, and no more than asked for is taken"
-        found += far.at_hand(100)
+        found += far.receive_nowait(100)
         assert found == sent
-        assert far.at_hand(100) == []
+        assert far.receive_nowait(100) == []
 
 
 async def test_nothing_is_offered_past_a_message_that_waits() -> None:
@@ -112,9 +112,9 @@ async def test_nothing_is_offered_past_a_message_that_waits() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(near.send, large)
             await anyio.wait_all_tasks_blocked()
-            assert near.offer([Ping(2)]) == 0, "the peer is slow, and a frame is not whole yet"
+            assert near.try_send([Ping(2)]) == 0, "the peer is slow, and a frame is not whole yet"
             assert await far.receive() == large
-        assert near.offer([Ping(3)]) == 1
+        assert near.try_send([Ping(3)]) == 1
         assert await far.receive() == Ping(3)
 
 
@@ -122,24 +122,24 @@ async def test_a_message_that_fits_no_frame_is_told_of_when_it_is_the_first() ->
     settings = Settings()
     async with both_ends(settings) as (near, far):
         large = Ping(1, bytes(settings.frame_bytes_max + 1))
-        assert near.offer([Ping(0), large, Ping(2)]) == 1
+        assert near.try_send([Ping(0), large, Ping(2)]) == 1
         with pytest.raises(LocalProtocolError, match="a frame holds at most"):
-            near.offer([large, Ping(2)])
-        assert near.offer([Ping(2)]) == 1
+            near.try_send([large, Ping(2)])
+        assert near.try_send([Ping(2)]) == 1
         assert [await far.receive(), await far.receive()] == [Ping(0), Ping(2)]
 
 
 async def test_what_came_before_a_bad_frame_is_taken_first() -> None:
     async with both_ends() as (near, far):
-        near.offer([Ping(0), Ping(1)])
+        near.try_send([Ping(0), Ping(1)])
         near._stream.write(b"\x00\x00\x00\x01\xc1")  # a byte that msgpack never uses
         found = [await far.receive()]
         while len(found) < 2:
-            found += far.at_hand(10) or [await far.receive()]
+            found += far.receive_nowait(10) or [await far.receive()]
         assert found == [Ping(0), Ping(1)]
         with pytest.raises(MalformedFrame):
             await far.receive()
-        assert far.at_hand(10) == []
+        assert far.receive_nowait(10) == []
 
 
 # -- the adapter -----------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def lot(nonce: str, *numbers: int) -> TaggedResponses:
 
 def adapter_house(
     stage: ActorIsolation, stash: int = 4
-) -> tuple[SubjectActor[Any], NeighbourProbe, NeighbourProbe]:
+) -> tuple[SubjectActor[Any], PeerProbe, PeerProbe]:
     """(adapter, worker, client)."""
     worker, client = stage.probe("worker"), stage.probe("client")
     adapter = stage.start(lambda: ChannelAdapter(1, worker.address, stash), "adapter")
@@ -242,7 +242,7 @@ class Taken:
     async def send(self, response: Response) -> None:
         self.writes.append([response])
 
-    def offer(self, responses: Any) -> int:
+    def try_send(self, responses: Any) -> int:
         taken = list(responses[: self.room])
         if taken:
             self.writes.append(taken)

@@ -203,7 +203,7 @@ class Script:
     async def send(self, command: Any) -> None:
         self.sent.append(command)
 
-    def offer(self, commands: Sequence[Any]) -> int:
+    def try_send(self, commands: Sequence[Any]) -> int:
         taken = commands[: self.room]
         self.room -= len(taken)
         self.sent.extend(taken)
@@ -212,7 +212,7 @@ class Script:
     async def receive(self) -> Response:
         return self.says.popleft()
 
-    def at_hand(self, count_max: int) -> list[Response]:
+    def receive_nowait(self, count_max: int) -> list[Response]:
         return [self.says.popleft() for _ in range(min(count_max, len(self.says)))]
 
     async def close(self) -> None:
@@ -258,17 +258,17 @@ async def test_what_finds_no_room_is_judged_once() -> None:
     client = CheckedClient(inner, Settings())
     commands = [*START, PEEK, DROPS[0]]
     inner.room = 2
-    assert client.offer(commands) == 2
-    assert client.offer(commands[2:]) == 0
+    assert client.try_send(commands) == 2
+    assert client.try_send(commands[2:]) == 0
     await client.send(commands[2])
     inner.room = 100
     with pytest.raises(LocalProtocolError, match="already exists"):
-        client.offer(commands[2:])
-    assert client.offer(commands[3:]) == len(commands) - 3
+        client.try_send(commands[2:])
+    assert client.try_send(commands[3:]) == len(commands) - 3
     other = Peek("q", IndexTarget("i1"), 6)
-    assert client.offer([AllowWrites(), other, other]) == 2, "up to what may not be said"
+    assert client.try_send([AllowWrites(), other, other]) == 2, "up to what may not be said"
     with pytest.raises(LocalProtocolError, match="peek q is still pending"):
-        client.offer([other])
+        client.try_send([other])
     assert inner.sent == [*commands, AllowWrites(), other]
 
 
@@ -278,8 +278,8 @@ async def test_a_response_among_those_at_hand_that_breaks_a_rule() -> None:
     for command in (*START, PEEK):
         await client.send(command)
     assert await client.receive() == ROWS
-    assert client.at_hand(10) == [StatusResponse("i1", "x")]
-    assert client.at_hand(10) == []
+    assert client.receive_nowait(10) == [StatusResponse("i1", "x")]
+    assert client.receive_nowait(10) == []
     with pytest.raises(RemoteProtocolError, match="answered twice"):
         await client.receive()
     assert inner.closed

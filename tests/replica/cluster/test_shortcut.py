@@ -110,7 +110,7 @@ class Script:
     async def heard(self) -> None:
         """Everything that is under way has come."""
         await settle()
-        for response in self.client.at_hand(1_000):
+        for response in self.client.receive_nowait(1_000):
             if isinstance(response, PeekResponse):
                 assert response.uuid not in self.answers
                 self.answers[response.uuid] = self.told(response)

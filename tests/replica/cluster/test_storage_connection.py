@@ -28,7 +28,7 @@ from actors.runtime.errors import PenstockError, RemoteProtocolError
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
 from actors.testing.isolation import ActorIsolation, SubjectActor
-from actors.testing.neighbours import NeighbourProbe
+from actors.testing.peer_probes import PeerProbe
 
 RUN = RunIngestion(IngestionDescription("u1", "u1", ConnectorConfiguration("counter"), "r1"))
 
@@ -45,7 +45,7 @@ class Slow:
         await self._may.acquire()
         self.taken.append(response)
 
-    def offer(self, responses: Sequence[Any]) -> int:
+    def try_send(self, responses: Sequence[Any]) -> int:
         return 0
 
     def end(self, error: PenstockError) -> None:
@@ -55,9 +55,7 @@ class Slow:
         self._may.release()
 
 
-async def house(
-    stage: ActorIsolation, outlet: Slow
-) -> tuple[SubjectActor[Any], list[NeighbourProbe]]:
+async def house(stage: ActorIsolation, outlet: Slow) -> tuple[SubjectActor[Any], list[PeerProbe]]:
     """A connection over two workers that runs a source."""
     adapters = [stage.probe(f"adapter-{index}") for index in range(2)]
     addresses = [adapter.address for adapter in adapters]

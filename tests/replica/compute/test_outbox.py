@@ -30,11 +30,11 @@ def test_the_window_closes_and_opens() -> None:
         box.push(PeekResponse(f"p{n}", PeekCanceled()))
     assert [serial for serial, _ in box.take()] == [1, 2]
     assert box.take() == []
-    box.taken("n1", [2])
+    box.acknowledge("n1", [2])
     assert box.take() == [(3, PeekResponse("p2", PeekCanceled()))]
-    box.taken("other", [1, 3])
+    box.acknowledge("other", [1, 3])
     assert box.take() == []
-    box.taken("n1", [1, 2, 3, 99])
+    box.acknowledge("n1", [1, 2, 3, 99])
     assert len(box.take()) == 2
     assert len(box) == 0
 
@@ -45,7 +45,7 @@ def test_bytes_close_the_window_but_one_response_always_goes() -> None:
     box.push(PeekResponse("b", PeekRows(bytes(50))))
     assert len(box.take()) == 1
     assert box.take() == []
-    box.taken("n1", [1])
+    box.acknowledge("n1", [1])
     assert len(box.take()) == 1
 
 
@@ -58,9 +58,9 @@ def test_what_waits_is_merged() -> None:
         box.push(Frontiers("v", output=time))
         box.push(StatusResponse("v", "running", steps=time))
     assert len(box) == 2
-    box.taken("n1", [1])
+    box.acknowledge("n1", [1])
     assert box.take() == [(2, Frontiers("v", write=999, output=999))]
-    box.taken("n1", [2])
+    box.acknowledge("n1", [2])
     assert box.take() == [(3, StatusResponse("v", "running", steps=999))]
 
 
@@ -69,9 +69,9 @@ def test_batches_are_never_merged_and_give_their_receipts_once() -> None:
     for n in range(3):
         box.push(batch(n), f"r{n}")
     assert box.take() == [(1, batch(0)), (2, batch(1))]
-    assert box.taken("n1", [2]) == ["r1"]
-    assert box.taken("n1", [2]) == []
+    assert box.acknowledge("n1", [2]) == ["r1"]
+    assert box.acknowledge("n1", [2]) == []
     assert box.switch("n2") == ["r0", "r2"]
-    assert box.taken("n1", [1]) == []
+    assert box.acknowledge("n1", [1]) == []
     assert box.take() == []
     assert box.switch(None) == []

@@ -22,7 +22,7 @@ from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.model.plan.updates import from_ipc, to_ipc
 from actors.model.protocol.compute import IndexTarget, Peek, PeekError, PeekRows, PeekStashed
 from actors.model.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
-from actors.model.protocol.row_finishing import RowFinisher, finished, thinned
+from actors.model.protocol.row_finishing import RowFinisher, finish_rows, limit_batches
 from actors.replica.cluster.partitioned import merge_results
 from actors.replica.compute.peek_runner import ShardPeekRead
 from actors.replica.compute.peeks import PeekSpec, PeekStash, index_answer
@@ -159,7 +159,9 @@ async def ask(case: dict[str, Any], peek: Peek, place: Path) -> pa.Table:
     if case["shard"]:
         spec = PeekSpec(SCHEMA, peek)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("actors.durable.arrangement.gathered.HELD_BYTES_MAX", case["piece"] // 2)
+            patch.setattr(
+                "actors.durable.arrangement.gathered_updates.HELD_BYTES_MAX", case["piece"] // 2
+            )
             gathered = ShardPeekRead(SCHEMA, 9, spec, place / "spilled")
             for number in range(step):
                 gathered.add(updates_of(rows[number::step], number))
@@ -194,7 +196,7 @@ async def ask(case: dict[str, Any], peek: Peek, place: Path) -> pa.Table:
         streams = [answer.arrow]
     tables = [from_ipc(data) for data in streams]
     assert answer.rows == sum(table.num_rows for table in tables)
-    whole = finished(pa.concat_tables(tables), peek.finishing, peek.project)
+    whole = finish_rows(pa.concat_tables(tables), peek.finishing, peek.project)
     finisher = RowFinisher(peek.finishing, peek.project)
     pieces = [piece for table in tables if (piece := finisher.add(table)) is not None]
     pieces += [last for last in [finisher.end()] if last is not None]
@@ -259,13 +261,13 @@ def test_thinning_holds_no_more_than_it_must() -> None:
             table = updates_of([(seen, "x", 0.5, 1)] * 100, 0).drop_columns([TIME])
             yield table.to_batches()[0]
 
-    found = list(thinned(endless(), RowSetFinishing(limit=150, offset=20)))
+    found = list(limit_batches(endless(), RowSetFinishing(limit=150, offset=20)))
     assert sum(batch.num_rows for batch in found) == 170
     assert seen == 2, "a limit without an order ends the walk"
-    assert list(thinned(endless(), RowSetFinishing(limit=0))) == []
+    assert list(limit_batches(endless(), RowSetFinishing(limit=0))) == []
     one = iter([updates_of([(1, "x", 0.5, 10**9)], 0).drop_columns([TIME]).to_batches()[0]])
-    assert finished(
-        pa.Table.from_batches(list(thinned(one, RowSetFinishing(limit=2)))),
+    assert finish_rows(
+        pa.Table.from_batches(list(limit_batches(one, RowSetFinishing(limit=2)))),
         RowSetFinishing(limit=2),
         None,
     )[DIFF].to_pylist() == [2]

@@ -25,7 +25,7 @@ from actors.model.protocol.compute import (
     ShardTarget,
 )
 from actors.model.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
-from actors.model.protocol.row_finishing import finished
+from actors.model.protocol.row_finishing import finish_rows
 from actors.replica.compute.peek_runner import shard_answer
 from actors.replica.compute.peeks import (
     PeekStash,
@@ -340,7 +340,7 @@ async def test_a_limit_ends_the_reading_of_parts_that_retract_nothing(tmp_path: 
             persist, clock, stash, imported, asked, (LIMIT, LIMIT), asked.uuid, tmp_path / "x"
         )
         assert isinstance(answer, PeekRows)
-        rows = finished(from_ipc(answer.arrow), finishing, None)
+        rows = finish_rows(from_ipc(answer.arrow), finishing, None)
         return int(pc.sum(rows[DIFF]).as_py() or 0), len(fetched)
 
     with anyio.fail_after(PATIENCE_S), pytest.MonkeyPatch.context() as patch:

@@ -23,7 +23,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 
 from actors.connectors.sinks.copy_output import LOCK, CopyOutput, OpenOutput, output_opener
-from actors.connectors.sinks.outlets import SinkStorage
+from actors.connectors.sinks.sink_storage import SinkStorage
 from actors.durable.persist import PersistClient
 from actors.model.plan.copy_manifest import MANIFEST, CopyManifest
 from actors.model.plan.schema import TableSchema

@@ -58,7 +58,7 @@ from actors.model.protocol.internal import (
 from actors.replica.dataflow.dataflow import DataflowActor
 from actors.runtime.errors import DefiniteError, PenstockError
 from actors.testing.isolation import ActorIsolation
-from actors.testing.neighbours import NeighbourProbe
+from actors.testing.peer_probes import PeerProbe
 
 WAIT_MS_MAX = 1000
 """Virtual time that a dataflow is given to come to something: retries take a few of these."""
@@ -211,7 +211,7 @@ class Flow:
             inc = message.incarnation
             fetch = self.stage.probe(f"{self.name}-fetch-{worker}-{inc}-{input_index}")
             fetch.set_action(FetchPart, partial(self._fetch, inc, input_index))
-            listen: NeighbourProbe | None = None
+            listen: PeerProbe | None = None
             if worker == input_index % len(self.workers):
                 self.listening.append(Listening(self, inc, input_index))
                 listen = self.listening[-1].probe

@@ -36,7 +36,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
 from actors.connectors.sinks.copy_output import copy_storage
 from actors.connectors.sinks.formats import FILE_BYTES_MIN, check_format, repeated
 from actors.connectors.sinks.local_folders import local_path
-from actors.connectors.sinks.outlets import FolderOutlet
+from actors.connectors.sinks.sink_storage import FolderSinkStorage
 from actors.durable.persist import PersistClient
 from actors.model.plan.copy_manifest import MANIFEST
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
@@ -203,7 +203,7 @@ def test_rows_are_repeated_in_bounded_pieces() -> None:
 async def test_large_contents_that_retract_are_summed_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.durable.arrangement.gathered.HELD_BYTES_MAX", 4_096)
+    monkeypatch.setattr("actors.durable.arrangement.gathered_updates.HELD_BYTES_MAX", 4_096)
     async with surroundings() as (_, persist):
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, *[(n, 1, 2) for n in range(3_000)]))
@@ -296,7 +296,7 @@ def test_copies_stay_below_their_folder(tmp_path: Path) -> None:
 def test_a_place_refuses_names_that_are_no_names(tmp_path: Path) -> None:
     for name in ("../x", "", "a/b", "x" * 65):
         with pytest.raises(InvalidUsage):
-            output_in(FolderOutlet(tmp_path), name)
+            output_in(FolderSinkStorage(tmp_path), name)
 
 
 # -- the actor -------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
 
 from actors.connectors.sinks import copy_output
 from actors.connectors.sinks.copy_output import copy_storage, output_opener
-from actors.connectors.sinks.outlets import BucketOutlet
+from actors.connectors.sinks.sink_storage import BucketSinkStorage
 from actors.durable.object_store import bucket_store
 from actors.durable.object_store.bucket_paths import BucketPath, bucket_path
 from actors.durable.object_store.bucket_store import BucketStore
@@ -478,7 +478,7 @@ def test_places_are_below_what_is_allowed() -> None:
 
     def bucket_place(url: str, settings: Settings) -> BucketPath:
         storage = copy_storage(url, settings, Path("spool"))
-        assert isinstance(storage, BucketOutlet)
+        assert isinstance(storage, BucketSinkStorage)
         return storage.place
 
     assert bucket_place("s3://box/a/b", settings) == BucketPath("s3", "box", ("a", "b"))

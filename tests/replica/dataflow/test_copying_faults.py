@@ -27,7 +27,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.connectors.sinks.outlets import FolderOutlet
+from actors.connectors.sinks.sink_storage import FolderSinkStorage
 from actors.connectors.sinks.staging import FolderStaging, SinkStaging
 from actors.durable.object_store.bucket_store import FetchedObject
 from actors.model.plan.copy_manifest import MANIFEST
@@ -55,7 +55,7 @@ class TrapStaging(FolderStaging):
             super().remove_staged()
 
 
-class Trap(FolderOutlet):
+class Trap(FolderSinkStorage):
     """Fails at the operation of that number, as a disk or a kill does."""
 
     def __init__(self, folder: Path, at: int, error: BaseException) -> None:
@@ -202,7 +202,7 @@ async def test_two_copies_do_not_write_to_one_folder(tmp_path: Path) -> None:
     async with surroundings() as (_, persist):
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, (1, 2, 1)))
-        other = output_in(FolderOutlet(tmp_path / "copies" / "out"), "other")
+        other = output_in(FolderSinkStorage(tmp_path / "copies" / "out"), "other")
         assert await other.begin() is None
         with pytest.raises(ResourceBusy):
             await copied(persist, tmp_path, described(NUMBERS))

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from actors.durable.persist import BatchPart, PersistClient
-from actors.durable.persist.filtering import PartPruner
+from actors.durable.persist.part_filter import PartPruner
 from actors.engine.views.compile import compile_view
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.runtime.kernel import ActorSystem, SystemClock

@@ -20,7 +20,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.durable.arrangement.gathered import GatheredUpdates
+from actors.durable.arrangement.gathered_updates import GatheredUpdates
 from actors.durable.persist import PersistClient
 from actors.model.plan.schema import ERROR, TIME
 from actors.model.plan.updates import from_ipc
@@ -70,7 +70,7 @@ async def test_the_contents_are_one_batch_however_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, spills: bool
 ) -> None:
     if spills:
-        monkeypatch.setattr("actors.durable.arrangement.gathered.HELD_BYTES_MAX", 1_000)
+        monkeypatch.setattr("actors.durable.arrangement.gathered_updates.HELD_BYTES_MAX", 1_000)
     async with surroundings() as (system, persist):
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, *[(n, 1, 2) for n in range(count)]))

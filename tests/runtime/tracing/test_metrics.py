@@ -94,7 +94,7 @@ async def test_steps_rows_lag_mailboxes_appends_and_sessions_are_on_the_page(
     assert found["penstock_sessions", ""] == 1
     assert found["penstock_mailbox_depth", "/controller"] >= 0
     assert found["penstock_mailbox_received_total", "/controller"] > 3
-    assert not spans.measuring()
+    assert not spans.is_measuring()
 
 
 def _of_steps(view: str) -> set[tuple[str, str]]:

@@ -33,8 +33,8 @@ from actors.runtime.telemetry import (
     TRACEPARENT,
     UNSAMPLED,
 )
-from actors.runtime.tracing.setup import TracingSetup, chosen, start
-from actors.runtime.tracing.trail import NOTES_MAX, SHARDS_MAX, AppendTraceIndex
+from actors.runtime.tracing.append_traces import NOTES_MAX, SHARDS_MAX, AppendTraceIndex
+from actors.runtime.tracing.setup import TracingSetup, read_options, start
 from service_house import running_service  # type: ignore[import-not-found]
 
 SAMPLED = f"00-{7:032x}-{9:016x}-01"
@@ -49,7 +49,7 @@ def receiver() -> Iterator[Receiver]:
 @pytest.fixture
 def tracing(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[TracingSetup]:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-    with start(chosen(otlp=receiver.url, environment={})) as made:
+    with start(read_options(otlp=receiver.url, environment={})) as made:
         assert made is not None
         yield made
 
@@ -135,11 +135,11 @@ def test_an_unsampled_span_is_one_look_at_a_variable(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(spans, "_open", never)
     first, second = spans.span(APPEND), spans.span_below(None, STEP)
     assert first is second, "one and the same block that does nothing"
-    with first as opened, spans.root(CLIENT_REQUEST) as begun:
+    with first as opened, spans.root_span(CLIENT_REQUEST) as begun:
         assert opened is begun is None
         assert TRACEPARENT.get() is None
     assert spans.begin_request(SESSION_REQUEST, traceparent=SAMPLED) is None
-    assert spans.accept(SAMPLED) is None, "who exports nothing takes no part"
+    assert spans.accept_context(SAMPLED) is None, "who exports nothing takes no part"
     assert spans.make_request_context(None) is None
 
 
@@ -275,9 +275,9 @@ async def test_a_query_is_one_trace_from_its_client_to_the_engine(
 async def test_failures_are_told_and_cancels_are_none(
     tracing: TracingSetup, receiver: Receiver
 ) -> None:
-    with pytest.raises(ValueError, match="no"), spans.root(GROUP_COMMIT, 1):
+    with pytest.raises(ValueError, match="no"), spans.root_span(GROUP_COMMIT, 1):
         raise ValueError("no")
-    with anyio.CancelScope() as scope, spans.root(GROUP_COMMIT, 2):
+    with anyio.CancelScope() as scope, spans.root_span(GROUP_COMMIT, 2):
         scope.cancel()
         await anyio.sleep_forever()
     failed, canceled = await flushed(tracing, receiver)
@@ -290,7 +290,7 @@ async def test_a_span_of_the_program_itself_is_the_parent(
     tracing: TracingSetup, receiver: Receiver
 ) -> None:
     own = TracerProvider(shutdown_on_exit=False).get_tracer("app")
-    with own.start_as_current_span("handler") as mine, spans.root(CLIENT_REQUEST, 1, "t"):
+    with own.start_as_current_span("handler") as mine, spans.root_span(CLIENT_REQUEST, 1, "t"):
         assert spans.make_request_context(None) == UNSAMPLED
     (found,) = await flushed(tracing, receiver)
     assert found.parent_id == f"{mine.get_span_context().span_id:016x}"
@@ -344,22 +344,22 @@ def test_the_trail_finds_appends_by_interval_and_is_bounded() -> None:
 
 
 def test_options_come_from_opentelemetrys_variables() -> None:
-    assert not chosen(environment={}).wanted
-    assert not chosen(environment={"OTEL_SERVICE_NAME": "x"}).wanted
+    assert not read_options(environment={}).wanted
+    assert not read_options(environment={"OTEL_SERVICE_NAME": "x"}).wanted
     given = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318",
         "OTEL_SERVICE_NAME": "mine",
         "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
         "OTEL_TRACES_SAMPLER_ARG": "0.25",
     }
-    options = chosen(environment=given)
+    options = read_options(environment=given)
     assert (options.send, options.service, options.ratio) == (True, "mine", 0.25)
     assert options.parent_based
-    assert not chosen(environment=given | {"OTEL_SDK_DISABLED": "true"}).send
-    assert not chosen(environment=given | {"OTEL_TRACES_EXPORTER": "none"}).send
-    plain = chosen(environment=given | {"OTEL_TRACES_SAMPLER": "traceidratio"})
+    assert not read_options(environment=given | {"OTEL_SDK_DISABLED": "true"}).send
+    assert not read_options(environment=given | {"OTEL_TRACES_EXPORTER": "none"}).send
+    plain = read_options(environment=given | {"OTEL_TRACES_SAMPLER": "traceidratio"})
     assert not plain.parent_based
-    assert chosen(environment={"OTEL_TRACES_SAMPLER": "always_off"}).ratio == 0.0
+    assert read_options(environment={"OTEL_TRACES_SAMPLER": "always_off"}).ratio == 0.0
 
 
 @pytest.mark.parametrize(
@@ -380,14 +380,14 @@ def test_options_that_do_not_fit_are_named(
     flags: dict[str, str], environment: dict[str, str], text: str
 ) -> None:
     with pytest.raises(BadSettings, match=text):
-        chosen(**flags, environment=environment)
+        read_options(**flags, environment=environment)
 
 
 def test_a_process_traces_once(tracing: TracingSetup, receiver: Receiver) -> None:
-    options = chosen(otlp=receiver.url, environment={})
+    options = read_options(otlp=receiver.url, environment={})
     with pytest.raises(InvalidUsage, match="traces already"), start(options):
         pass
-    assert spans.exporting() is tracing
+    assert spans.current_export() is tracing
 
 
 def test_log_lines_carry_the_ids() -> None:

@@ -17,7 +17,7 @@ WAIT_MS = 200_000
 
 async def run(address: str) -> None:
     """One insert, which a subscriber of the view sees, two reads, and one more view."""
-    tracing = setup.running()
+    tracing = setup.current_tracing()
     assert tracing is not None, "the variables say where traces go"
     async with await Client.connect(address) as client:
         tracing.ratio = 0.0  # what prepares the stage is not to be traced
@@ -54,5 +54,5 @@ async def run(address: str) -> None:
 
 
 if __name__ == "__main__":
-    with setup.start(setup.chosen(service="demo-client")):
+    with setup.start(setup.read_options(service="demo-client")):
         anyio.run(run, sys.argv[1])

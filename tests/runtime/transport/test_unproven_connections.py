@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from actors.runtime.errors import ResourceBusy
-from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
+from actors.runtime.transport.connection_gate import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.unproven_connections import SPARED_MS, UnprovenConnections
 from actors.testing.patience import PATIENCE_S
 

@@ -61,7 +61,7 @@ class NodeMailbox:
     """A minimal mailbox for lanes."""
 
     def __init__(self) -> None:
-        self.lanes: tuple[Any, ...] = ()
+        self.windows: tuple[Any, ...] = ()
         self.messages: deque[Any] = deque()
 
     def send_nowait(self, message: Any) -> None:
@@ -400,9 +400,9 @@ class WorkerNode:
     def taken(self, half: Half, tagged: Any) -> None:
         """Note that an adapter has taken a response."""
         if half == "storage":
-            self._storage_outbox.taken(tagged.nonce, (tagged.serial,))
+            self._storage_outbox.acknowledge(tagged.nonce, (tagged.serial,))
         else:
-            self._deliver(self._outbox.taken(tagged.nonce, (tagged.serial,)))
+            self._deliver(self._outbox.acknowledge(tagged.nonce, (tagged.serial,)))
         self.flush()
 
     def idle(self) -> bool:

@@ -26,7 +26,7 @@ from actors.replica.storage.desired_state import DesiredState
 from actors.replica.storage.health_board import HealthBoard
 from actors.replica.storage.state import StorageState
 from actors.replica.storage.task_statistics import StatisticsSums
-from actors.replica.storage.tasks import Shape, StorageTaskRunner
+from actors.replica.storage.tasks import StorageTaskRunner, UpperScope
 from actors.runtime.progress import Frontier
 from tests.simulators.mutants import Mutants
 
@@ -205,7 +205,7 @@ def answers_while_initializing() -> Iterator[None]:
 
 
 @PLANTED.replaces(StorageTaskRunner, "upper")
-def upper_of_another_shard(self: StorageTaskRunner, id: str, shape: Shape) -> Frontier | None:
+def upper_of_another_shard(self: StorageTaskRunner, id: str, shape: UpperScope) -> Frontier | None:
     """Report the upper of another shard of the same id."""
     found = self._uppers.get(id)
     return None if found is None else found[1]

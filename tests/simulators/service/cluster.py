@@ -34,7 +34,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from actors.connectors.storage_connectors import StorageConnectors
-from actors.control.controller.reads.rows_at_hand import RowsAtHand
+from actors.control.controller.reads.memory_reads import MemoryReads
 from actors.control.controller.replicas.instance import ReplicaSupply
 from actors.control.controller.replicas.replica import ReplicaClient
 from actors.durable.persist import PersistClient
@@ -216,7 +216,7 @@ class _Service(Service):
         supply = await super()._replicas(*given)
         # Else no look-up of a key in an index would come to a worker.
         if self._world.schedule.seed % 2:
-            self._at_hand = RowsAtHand()
+            self._memory_reads = MemoryReads()
         return supply
 
     async def _bind(self, address: str) -> TransportListener:
@@ -238,16 +238,20 @@ class _Service(Service):
             return client
         return over_wire(client, world.injector, world.settings)
 
-    def _half(self, persist: PersistClient) -> StorageConnectors | None:
-        return super()._half(persist) if self._world.schedule.setting.source_rate else None
+    def _storage_connectors(self, persist: PersistClient) -> StorageConnectors | None:
+        return (
+            super()._storage_connectors(persist)
+            if self._world.schedule.setting.source_rate
+            else None
+        )
 
-    def _reach_out(
+    def _make_connectors(
         self, system: ActorSystem, executor: ActorAddress[ExecutorMessage], scratch: Path
     ) -> SimulatedOutside:
         world = self._world
         return SimulatedOutside(world, self.settings, world.clock, system.random, executor, scratch)
 
-    def _reach(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
+    def _adapter_address(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
         return DelayedAddress(adapter, self._world.injector, self._world.told.sent)
 
 

@@ -100,7 +100,7 @@ class WireEnd:
             self._wire.sever()
             raise ConnectionBroken(f"{self.peer} is gone")
 
-    def offer(self, messages: Sequence[Any]) -> int:
+    def try_send(self, messages: Sequence[Any]) -> int:
         """Send messages without waiting, and return how many were sent. Raises as `send`."""
         self._check()
         for count, message in enumerate(messages):
@@ -131,7 +131,7 @@ class WireEnd:
             self._into.changed.clear()
             await self._into.changed.wait()
 
-    def at_hand(self, count_max: int) -> list[Any]:
+    def receive_nowait(self, count_max: int) -> list[Any]:
         """Return messages that have arrived after `receive`'s last one, without waiting."""
         now, found = asyncio.get_running_loop().time(), list[Any]()
         queue = self._into.queue
@@ -295,14 +295,14 @@ class FaultyClusterClient:
         self._heard(command)
         await self._inner.send(command)
 
-    def offer(self, commands: Sequence[Any]) -> int:
+    def try_send(self, commands: Sequence[Any]) -> int:
         """Send commands without waiting, up to one that has a fault or finds no room; return how
         many were sent."""
         for count, command in enumerate(commands):
             if self._broken.is_set():
                 raise ConnectionBroken("the connection to the cluster is gone")
             fault = self._draw(f"{self._name}.up", command)
-            if fault is not None or not self._inner.offer((command,)):
+            if fault is not None or not self._inner.try_send((command,)):
                 self._drawn = (command, fault)
                 return count
             self._heard(command)
@@ -323,7 +323,7 @@ class FaultyClusterClient:
         self._heard(response)
         return response
 
-    def at_hand(self, count_max: int) -> list[Response]:
+    def receive_nowait(self, count_max: int) -> list[Response]:
         """Return no response: each has a fault of its own, which takes time."""
         return []
 

@@ -31,9 +31,9 @@ class ObservedLink:
         self._sent(message)
         await self._end.send(message)
 
-    def offer(self, messages: Sequence[Any]) -> int:
+    def try_send(self, messages: Sequence[Any]) -> int:
         """Send messages without waiting, and return how many were sent."""
-        count = self._end.offer(messages)
+        count = self._end.try_send(messages)
         for message in messages[:count]:
             self._sent(message)
         return count

@@ -32,7 +32,7 @@ async def no_nonce_check(self: ChannelAdapter, tagged: TaggedResponse) -> None:
     if current is not None and self._rules.connected:
         self._forward(TaggedResponse(current, tagged.response, tagged.serial))
     else:
-        await self._pass(tagged.nonce, (tagged.serial,))
+        await self._acknowledge(tagged.nonce, (tagged.serial,))
 
 
 @PLANTED.replaces(FetchTask, "_failed")

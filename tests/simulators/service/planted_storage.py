@@ -40,7 +40,7 @@ async def storage_nonce_unchecked(right: Any, self: ChannelAdapter, tagged: Tagg
     elif current is not None and self._rules.connected:
         self._forward(TaggedResponse(current, tagged.response, tagged.serial))
     else:
-        await self._pass(tagged.nonce, (tagged.serial,))
+        await self._acknowledge(tagged.nonce, (tagged.serial,))
 
 
 @BUGS.planted

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from actors.connectors.sinks.formats import OutputFiles, check_format
 from actors.connectors.sinks.local_folders import local_path
-from actors.connectors.sinks.outlets import SinkStorage, open_storage
+from actors.connectors.sinks.sink_storage import SinkStorage, open_storage
 from actors.durable.object_store.bucket_paths import bucket_path, is_bucket
 from actors.durable.object_store.bucket_store import (
     GIVE_UP_S,

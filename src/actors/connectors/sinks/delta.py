@@ -29,15 +29,15 @@ import pyarrow.compute as pc
 
 from actors.connectors.sinks.delta_rewrite import FileRewrites, TableFile, stats_of
 from actors.connectors.sinks.formats import (
-    DIFF_OUTSIDE,
     FILE_BYTES_TARGET,
-    TIME_OUTSIDE,
+    SINK_DIFF_COLUMN,
+    SINK_TIME_COLUMN,
     OutputFiles,
     check_columns,
     of_changes,
 )
-from actors.connectors.sinks.outlets import SinkStorage
 from actors.connectors.sinks.sink import SinkStatistics
+from actors.connectors.sinks.sink_storage import SinkStorage
 from actors.connectors.sinks.sink_threads import SinkThreads
 from actors.connectors.sources.source import SourceUnreachable
 from actors.model.plan.copy_manifest import WrittenFile
@@ -333,7 +333,9 @@ class DeltaSink:
             )
             self._files.add(updates.filter(pc.greater(updates[DIFF], pa.scalar(0, pa.int64()))))
             return
-        names = [name for name in self._shape.names if name not in (TIME_OUTSIDE, DIFF_OUTSIDE)]
+        names = [
+            name for name in self._shape.names if name not in (SINK_TIME_COLUMN, SINK_DIFF_COLUMN)
+        ]
         rows = updates.select([*names, TIME, DIFF]).rename_columns(self._shape.names)
         self._files.append(rows)
 

@@ -30,7 +30,7 @@ import pyarrow.parquet
 from actors.connectors.sources.json_rows import RowsOfTable
 from actors.model.plan.copy_manifest import WrittenFile
 from actors.model.plan.schema import DIFF, TableSchema
-from actors.model.plan.updates import SLICE_ROWS, sliced
+from actors.model.plan.updates import SLICE_ROWS, iter_slices
 from actors.model.protocol.compute import CopyToExport
 from actors.runtime.errors import InvalidUsage
 
@@ -40,9 +40,9 @@ FILE_BYTES_TARGET = 64 << 20
 # -- external columns ------------------------------------------------------------------------------
 
 
-TIME_OUTSIDE: Final = "_time"
+SINK_TIME_COLUMN: Final = "_time"
 """bigint: the time of the change, in ms since 1970."""
-DIFF_OUTSIDE: Final = "_diff"
+SINK_DIFF_COLUMN: Final = "_diff"
 """bigint, not 0: number of copies of the row that were inserted (> 0) or deleted (< 0)."""
 _NOT_IN_NAMES: Final = frozenset(" ,;{}()\n\t=")
 """Characters that names in a Delta table without column mapping must not contain, nor names in
@@ -50,12 +50,14 @@ Parquet files for some readers."""
 
 
 def of_changes(schema: TableSchema) -> pa.Schema:
-    """Return the columns of changes: the object's own, then `TIME_OUTSIDE` and `DIFF_OUTSIDE`."""
+    """Return the columns of changes: the object's own, then `SINK_TIME_COLUMN` and
+    `SINK_DIFF_COLUMN`.
+    """
     return pa.schema(
         [
             *schema.arrow(),
-            pa.field(TIME_OUTSIDE, pa.int64()),
-            pa.field(DIFF_OUTSIDE, pa.int64()),
+            pa.field(SINK_TIME_COLUMN, pa.int64()),
+            pa.field(SINK_DIFF_COLUMN, pa.int64()),
         ]
     )
 
@@ -71,7 +73,7 @@ def check_columns(schema: TableSchema, what: str, *, changes: bool) -> None:
         if folded in seen:
             wrong.append(f"{column.name} and {seen[folded]} differ in case only")
         seen[folded] = column.name
-        if changes and folded in (TIME_OUTSIDE, DIFF_OUTSIDE):
+        if changes and folded in (SINK_TIME_COLUMN, SINK_DIFF_COLUMN):
             wrong.append(f"{column.name}: the sink adds a column of that name itself")
     if not schema.columns:
         wrong.append("there is no column")
@@ -116,7 +118,7 @@ FILE_BYTES_MIN: Final = 4_096
 """Least value of `file_bytes_max`."""
 
 
-class FilePlace(Protocol):
+class OutputLocation(Protocol):
     """Creates files. Blocking; raises `StorageError`. Names are unique; files are orphans until a
     manifest or commit names them."""
 
@@ -157,7 +159,7 @@ def repeated(rows: pa.Table) -> Iterator[pa.Table]:
     diffs = rows[DIFF].to_numpy()
     plain = rows.drop_columns([DIFF])
     if not len(diffs) or diffs.max() == 1:
-        yield from sliced(plain)
+        yield from iter_slices(plain)
         return
     ends = diffs.cumsum()
     total = int(ends[-1])
@@ -170,7 +172,7 @@ class OutputFiles:
     """Output files of one copy, or of one batch of a sink."""
 
     def __init__(
-        self, place: FilePlace, schema: pa.Schema, format: str, file_bytes_max: int
+        self, place: OutputLocation, schema: pa.Schema, format: str, file_bytes_max: int
     ) -> None:
         self._place = place
         self._schema = schema

@@ -10,9 +10,9 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from actors.connectors.sinks.delta import DeltaConfig, DeltaSink
-from actors.connectors.sinks.outlets import open_storage
 from actors.connectors.sinks.parquet import ParquetConfig, ParquetSink
 from actors.connectors.sinks.sink import SinkConnector
+from actors.connectors.sinks.sink_storage import open_storage
 from actors.connectors.sources.source import choices_hint
 from actors.durable.object_store.bucket_paths import is_bucket
 from actors.runtime.errors import InvalidUsage, nearest_hint

@@ -59,7 +59,7 @@ def allowed(destination: str, below: str, what: str, setting: str) -> Path:
     return folder
 
 
-def write_whole(
+def write_atomically(
     path: Path, data: bytes, temporary: Path, put: Callable[[Path, Path], None]
 ) -> bool:
     """Write a file whole or not at all, durable on return; `put` (`os.link`, `os.rename`) gives it

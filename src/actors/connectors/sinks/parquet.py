@@ -2,8 +2,8 @@
 
 Theory of operation. A commit is a manifest, ``_manifests/N.json``: the next number, the interval of
 times, and the files that hold it. Files are written and made durable first; the manifest is written
-last, if its number is still free (`outlets`): so only one of two writers gets that number, and the
-other is `WriterFenced`. The newest manifest has the durable upper.
+last, if its number is still free (`sink_storage`): so only one of two writers gets that number, and
+the other is `WriterFenced`. The newest manifest has the durable upper.
 
 Files of changes have the object's columns, `_time` and `_diff`, a row per update; those of contents
 have the object's columns, and as many copies of a row as there are.
@@ -23,8 +23,8 @@ from actors.connectors.sinks.formats import (
     check_columns,
     of_changes,
 )
-from actors.connectors.sinks.outlets import SinkStorage
 from actors.connectors.sinks.sink import SinkStatistics
+from actors.connectors.sinks.sink_storage import SinkStorage
 from actors.connectors.sinks.sink_threads import SinkThreads
 from actors.connectors.sources.source import SourceUnreachable
 from actors.model.plan.copy_manifest import WrittenFile

@@ -30,7 +30,7 @@ class ListedBatch(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class EmptyStretch(msgspec.Struct, frozen=True):
+class ErrorInterval(msgspec.Struct, frozen=True):
     """Times ``lower <= t < upper`` in error; `error`: the one at `lower`."""
 
     lower: Time
@@ -38,22 +38,22 @@ class EmptyStretch(msgspec.Struct, frozen=True):
     error: str
 
 
-class SinkCut(msgspec.Struct, frozen=True):
+class SinkBatchChoice(msgspec.Struct, frozen=True):
     """The next batch reaches up to `upper`, its updates within `stretches` moved to their uppers.
     None: there is no time with contents yet. `error`: the one at `upper`."""
 
     upper: Frontier | None
-    stretches: tuple[EmptyStretch, ...] = ()
+    stretches: tuple[ErrorInterval, ...] = ()
     error: str | None = None
 
 
-def stretches_in_error(
+def error_intervals(
     errors: Iterable[tuple[Time, str, int]], sealed: Frontier
-) -> tuple[EmptyStretch, ...]:
+) -> tuple[ErrorInterval, ...]:
     """Return the stretches in error below `sealed`, from (time, text, diff) in any order."""
     # Sums begin at zero: no batch ends in error, so no error holds right before `lower`.
     sums: dict[str, int] = {}
-    found: list[EmptyStretch] = []
+    found: list[ErrorInterval] = []
     began: tuple[Time, str] | None = None
     changes: dict[Time, list[tuple[str, int]]] = {}
     for time, text, diff in errors:
@@ -66,10 +66,10 @@ def stretches_in_error(
         if held is not None and began is None:
             began = (time, held)
         elif held is None and began is not None:
-            found.append(EmptyStretch(began[0], time, began[1]))
+            found.append(ErrorInterval(began[0], time, began[1]))
             began = None
     if began is not None:
-        found.append(EmptyStretch(began[0], sealed, began[1]))
+        found.append(ErrorInterval(began[0], sealed, began[1]))
     return tuple(found)
 
 
@@ -77,9 +77,9 @@ def choose_batch(
     lower: Frontier,
     sealed: Frontier,
     listed: Sequence[ListedBatch],
-    stretches: Sequence[EmptyStretch],
+    stretches: Sequence[ErrorInterval],
     bytes_max: int,
-) -> SinkCut:
+) -> SinkBatchChoice:
     """Return the next batch from `lower` on, when everything below `sealed` is known. `listed` is
     in order. It holds more than `bytes_max` only where it cannot hold less."""
     upper = _by_bytes(lower, sealed, listed, bytes_max)
@@ -87,13 +87,13 @@ def choose_batch(
     if within is not None and within.lower <= lower:
         # Nothing can be written before its end: the batch ends with the first time after it.
         if within.upper >= sealed:
-            return SinkCut(None, error=within.error)
+            return SinkBatchChoice(None, error=within.error)
         upper = within.upper + 1  # that time has contents: stretches are apart
     elif within is not None:
         upper = within.lower
     ahead = next((each for each in stretches if each.lower == upper), None)
     inside = tuple(each for each in stretches if each.upper < upper)
-    return SinkCut(upper, inside, None if ahead is None else ahead.error)
+    return SinkBatchChoice(upper, inside, None if ahead is None else ahead.error)
 
 
 def _by_bytes(
@@ -114,7 +114,7 @@ def _by_bytes(
     return sealed
 
 
-def move_out_of_stretches(updates: pa.Table, stretches: Sequence[EmptyStretch]) -> pa.Table:
+def move_out_of_intervals(updates: pa.Table, stretches: Sequence[ErrorInterval]) -> pa.Table:
     """Return the updates with times inside a stretch moved to its upper."""
     for each in stretches:
         times = updates[TIME]

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Event
 from typing import IO, Any, Final, Protocol
 
-from actors.connectors.sinks.formats import FilePlace
+from actors.connectors.sinks.formats import OutputLocation
 from actors.durable.object_store.bucket_calls import BucketCalls
 from actors.durable.object_store.bucket_store import UploadStopped
 from actors.durable.object_store.file_modes import PRIVATE_FOLDER, share_file
@@ -30,12 +30,12 @@ _NAME: Final = re.compile(r"_?penstock-(\d{20})-.*\.parquet")
 class SinkStaging(Protocol):
     """Uncommitted files of one writer."""
 
-    def place(self, upper: Frontier | None, kind: str = "") -> FilePlace:
+    def place(self, upper: Frontier | None, kind: str = "") -> OutputLocation:
         """Return the place for files of a batch that begins at `upper`. `kind` ``_``: temporary
         files of the writer."""
         ...
 
-    def files(self, prefix: str) -> FilePlace:
+    def files(self, prefix: str) -> OutputLocation:
         """Return the place for files whose names begin so."""
         ...
 
@@ -183,22 +183,22 @@ class FolderStaging(_FileStaging):
 
 
 class StagedFiles:
-    """A `FilePlace`: new files whose names begin with `prefix`."""
+    """A `OutputLocation`: new files whose names begin with `prefix`."""
 
     def __init__(self, staging: _FileStaging, prefix: str) -> None:
         self._staging = staging
         self._prefix = prefix
 
     def create(self, name: str) -> IO[bytes]:
-        """See `FilePlace`."""
+        """See `OutputLocation`."""
         return self._staging.create(self.path(name))
 
     def seal(self, file: IO[bytes]) -> None:
-        """See `FilePlace`."""
+        """See `OutputLocation`."""
         self._staging.seal(file)
 
     def path(self, name: str) -> str:
-        """See `FilePlace`."""
+        """See `OutputLocation`."""
         return f"{self._prefix}{name}"
 
 

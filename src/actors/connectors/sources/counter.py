@@ -9,13 +9,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from actors.connectors.sources.draws import numbered
 from actors.connectors.sources.generators import (
     GeneratorConfig,
     PreparedSeries,
     at_least,
     updates,
 )
+from actors.connectors.sources.random_draws import numbered
 from actors.connectors.sources.source import SourceExport, SourceRows
 from actors.model.plan.schema import TableColumn, TableSchema
 

@@ -73,7 +73,7 @@ class _Written(msgspec.Struct, frozen=True):
     exports: tuple[str, ...]
 
 
-class TakenFiles(NamedTuple):
+class IngestedFiles(NamedTuple):
     """The files taken so far."""
 
     low: tuple[int, bytes] = (-(1 << 63), b"")
@@ -92,7 +92,7 @@ class TakenFiles(NamedTuple):
         return msgspec.json.encode(written).decode()
 
     @classmethod
-    def of(cls, position: str) -> TakenFiles:
+    def of(cls, position: str) -> IngestedFiles:
         """Parse the text of `position`. Raises `InvalidUsage`."""
         try:
             found = msgspec.json.decode(position, type=_Written)
@@ -103,7 +103,7 @@ class TakenFiles(NamedTuple):
             ) from None
         return cls((found.low_ns, found.low_hash), found.looked_ns, entries, found.exports)
 
-    def holding(self, exports: tuple[str, ...]) -> TakenFiles:
+    def holding(self, exports: tuple[str, ...]) -> IngestedFiles:
         """Return the same files, held by these exports."""
         return self._replace(exports=exports)
 
@@ -117,7 +117,7 @@ class TakenFiles(NamedTuple):
             return "new"
         return "late" if file.inode_changed_ns > looked_ns else "taken"
 
-    def plus(self, files: Sequence[FoundFile], looked_ns: int | None = None) -> TakenFiles:
+    def plus(self, files: Sequence[FoundFile], looked_ns: int | None = None) -> IngestedFiles:
         """Return the files taken with these added; `looked_ns`: of the scan that found them (None:
         of the last one)."""
         looked_ns = self.looked_ns if looked_ns is None else looked_ns
@@ -144,7 +144,7 @@ class FolderScan(NamedTuple):
     """Links that lead out of the allowed folders."""
 
 
-class ListingPlace(NamedTuple):
+class ListingScope(NamedTuple):
     """A folder to scan, and the pattern of names."""
 
     folder: str
@@ -181,7 +181,7 @@ def hash_of(name: str) -> bytes:
     return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=HASH_BYTES).digest()
 
 
-def scan(place: ListingPlace, taken: TakenFiles, looked_ns: int) -> FolderScan:
+def scan(place: ListingScope, taken: IngestedFiles, looked_ns: int) -> FolderScan:
     """List the folder and sort its files by verdict. Blocks; raises `OSError`."""
     new: list[FoundFile] = []
     changed: list[FoundFile] = []
@@ -200,7 +200,7 @@ def scan(place: ListingPlace, taken: TakenFiles, looked_ns: int) -> FolderScan:
     return FolderScan(tuple(sorted(new)), newest, tuple(late), tuple(changed), tuple(refused))
 
 
-def listed(place: ListingPlace, refused: list[str]) -> Iterator[FoundFile]:
+def listed(place: ListingScope, refused: list[str]) -> Iterator[FoundFile]:
     """Yield the files of the folder that fit the pattern; add names that may not be read to
     `refused`. Files and folders with names that begin with ``.`` or ``_`` are skipped. Blocks."""
     folders = [("", place.folder)]

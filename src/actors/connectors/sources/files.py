@@ -27,13 +27,13 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from actors.connectors.sources.bucket_place import open_place
+from actors.connectors.sources.bucket_location import open_location
 from actors.connectors.sources.file_listing import FoundFile
-from actors.connectors.sources.file_places import (
-    BroughtReader,
+from actors.connectors.sources.file_locations import (
     FileLedger,
+    FileLocation,
     FileNotice,
-    FilesPlace,
+    LocationReader,
     restore_paths_in_text,
 )
 from actors.connectors.sources.file_reading import (
@@ -113,8 +113,8 @@ class FilesSource:
         self._config = config
         self._around = around
         self._opened = opened
-        self._place: FilesPlace
-        self._reader: BroughtReader | None = None
+        self._location: FileLocation
+        self._reader: LocationReader | None = None
         self._taken: FileLedger
         self._first = False
         self._pending: Sequence[FoundFile] = ()
@@ -136,7 +136,7 @@ class FilesSource:
         await self._opens()
         schema = check_columns(self._config.columns)
         if not schema.columns:
-            found = await self._place.look(self._place.begun(None))
+            found = await self._location.scan(self._location.ledger_at(None))
             if not found.new:
                 raise InvalidUsage(
                     f"there is no file in {self._config.folder} whose columns could be inferred: "
@@ -166,12 +166,12 @@ class FilesSource:
     async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
         """See `Source.open`."""
         await self._opens()
-        came = self._place.begun(position)
+        came = self._location.ledger_at(position)
         names = tuple(export.name for export in exports)
         if any(name != EXPORT for name in names):
             raise InvalidUsage(f"a source of files has {EXPORT!r} alone, not {', '.join(names)}")
         if exports and (exports[0].is_new or EXPORT not in came.exports):
-            came = self._place.begun(None)  # files taken so far are in no export
+            came = self._location.ledger_at(None)  # files taken so far are in no export
         self._first = EXPORT not in came.exports
         self._taken = came.holding(names)
         if exports:
@@ -181,24 +181,24 @@ class FilesSource:
             read = TableSchema((*declared.columns, *further))
             config = self._config
             reader = FileReader(config.format, config.options, read, keep, self._around)
-            self._reader = BroughtReader(reader, self._place)
+            self._reader = LocationReader(reader, self._location)
 
     async def _opens(self) -> None:
         config = self._config
         config.check()
-        self._place = open_place(
+        self._location = open_location(
             config.folder, config.pattern, config.recursive, self._around, self._opened
         )
-        await self._place.check()
+        await self._location.check()
 
     async def _inferred(self, files: Sequence[FoundFile]) -> TableSchema:
         config = self._config
-        files = self._place.first(files, INFER_FILES, config.batch_bytes_max)
-        async with self._place.brought(files) as brought:
+        files = self._location.first_batch(files, INFER_FILES, config.batch_bytes_max)
+        async with self._location.opened_locally(files) as local:
             try:
-                return await infer(config.format, config.options, brought, self._around)
+                return await infer(config.format, config.options, local, self._around)
             except InvalidUsage as error:
-                raise InvalidUsage(restore_paths_in_text(str(error), files, brought)) from None
+                raise InvalidUsage(restore_paths_in_text(str(error), files, local)) from None
 
     async def close(self) -> None:
         """See `Source.close`."""
@@ -243,7 +243,7 @@ class FilesSource:
             elif self._pending:
                 config = self._config
                 files_max, bytes_max = config.batch_files_max, config.batch_bytes_max
-                self._begin(self._place.first(self._pending, files_max, bytes_max))
+                self._begin(self._location.first_batch(self._pending, files_max, bytes_max))
             else:
                 await self._look()
                 if self._pending:
@@ -280,7 +280,7 @@ class FilesSource:
             diffs = pa.array(np.ones(piece.num_rows, np.int64))
             updates = piece.append_column(pa.field(DIFF, pa.int64()), diffs)
             return SourceRows(EXPORT, updates, snapshot=self._first)
-        other = await self._place.changed(self._batch)
+        other = await self._location.find_changed(self._batch)
         if other is not None:
             raise SourceUnreachable(
                 f"{other} was changed while it was read",
@@ -314,7 +314,7 @@ class FilesSource:
     # -- scan -------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        found = await self._place.look(self._taken)
+        found = await self._location.scan(self._taken)
         self._pending, self._taken = found.new, found.taken
         self._behind, self._behind_bytes = found.behind, found.behind_bytes
         self._newest = found.newest
@@ -323,11 +323,11 @@ class FilesSource:
 
     def _warn(self, notice: FileNotice) -> None:
         """Record a warning for `SourceLag.notes`."""
-        count, known = (0, []) if notice.anew else self._warnings.get(notice.kind, (0, []))
+        count, known = (0, []) if notice.repeated else self._warnings.get(notice.kind, (0, []))
         if notice.names:
             shown = [*known, *notice.names][-WARNED_NAMES_MAX:]
             self._warnings[notice.kind] = (count + len(notice.names), shown)
-        elif notice.anew:
+        elif notice.repeated:
             self._warnings.pop(notice.kind, None)
 
 

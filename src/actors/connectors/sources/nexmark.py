@@ -18,19 +18,19 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from actors.connectors.sources.draws import (
+from actors.connectors.sources.generators import (
+    GeneratorConfig,
+    PreparedSeries,
+    at_least,
+    updates,
+)
+from actors.connectors.sources.random_draws import (
     TEXT,
     DrawStream,
     Numbers,
     joined,
     numbered,
     padded,
-)
-from actors.connectors.sources.generators import (
-    GeneratorConfig,
-    PreparedSeries,
-    at_least,
-    updates,
 )
 from actors.connectors.sources.source import SourceExport, SourceRows
 from actors.model.plan.schema import TableColumn, TableSchema

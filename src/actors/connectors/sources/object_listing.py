@@ -50,7 +50,7 @@ class _Written(msgspec.Struct, frozen=True):
     exports: tuple[str, ...]
 
 
-class TakenObjects(NamedTuple):
+class IngestedObjects(NamedTuple):
     """The objects taken so far."""
 
     low: tuple[int, bytes] = (-(1 << 63), b"")
@@ -69,7 +69,7 @@ class TakenObjects(NamedTuple):
         return msgspec.json.encode(written).decode()
 
     @classmethod
-    def of(cls, position: str) -> TakenObjects:
+    def of(cls, position: str) -> IngestedObjects:
         """Parse the text of `position`. Raises `InvalidUsage`."""
         try:
             found = msgspec.json.decode(position, type=_Written)
@@ -81,7 +81,7 @@ class TakenObjects(NamedTuple):
             ) from None
         return cls((found.low_ns, found.low_hash), found.forgotten, recent, found.exports)
 
-    def holding(self, exports: tuple[str, ...]) -> TakenObjects:
+    def holding(self, exports: tuple[str, ...]) -> IngestedObjects:
         """Return the same objects, held by these exports."""
         return self._replace(exports=exports)
 
@@ -95,7 +95,7 @@ class TakenObjects(NamedTuple):
             return "changed"
         return "taken" if known[0] == file.modified_ns else "touched"
 
-    def plus(self, files: Sequence[FoundFile]) -> TakenObjects:
+    def plus(self, files: Sequence[FoundFile]) -> IngestedObjects:
         """Return the objects taken with these added."""
         added = {file.hash: (file.modified_ns, tag_of(file)) for file in files}
         recent, low, forgotten = dict(self.recent) | added, self.low, self.forgotten
@@ -129,14 +129,14 @@ class BucketListing(NamedTuple):
     """Name of the last new object; "" if there is none."""
     changed: tuple[FoundFile, ...]
     late: int
-    taken: TakenObjects
+    taken: IngestedObjects
     """The objects taken, updated by this scan."""
 
 
 class BucketScan:
     """One scan, object by object; bounded memory."""
 
-    def __init__(self, taken: TakenObjects) -> None:
+    def __init__(self, taken: IngestedObjects) -> None:
         self._taken = taken
         self._new: list[_Reversed] = []
         """A heap whose first element is the greatest object."""

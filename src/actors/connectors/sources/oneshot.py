@@ -4,8 +4,8 @@ Theory of operation. `prepare` lists the files and checks all that can be checke
 them one batch after another; the caller stages the pieces, and appends all of them at the end, or
 none. No position is kept: the same files can be copied again.
 
-The path is a file, a folder, an object, or a place in a bucket (`file_places`). A place that holds
-a copy with its manifest is read as the copy was written (`copied_files`).
+The path is a file, a folder, an object, or a place in a bucket (`file_locations`). A place that
+holds a copy with its manifest is read as the copy was written (`copied_files`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from actors.connectors.sources.bucket_place import open_place
+from actors.connectors.sources.bucket_location import open_location
 from actors.connectors.sources.copied_files import columns_of_copy
 from actors.connectors.sources.file_listing import FoundFile
-from actors.connectors.sources.file_places import BroughtReader, FilesPlace
+from actors.connectors.sources.file_locations import FileLocation, LocationReader
 from actors.connectors.sources.file_reading import (
     FileReader,
     Format,
@@ -83,7 +83,7 @@ class OneshotCopy:
         self._target = target
         self._around = around
         self._opened = opened
-        self._place: FilesPlace
+        self._location: FileLocation
         self._manifest: CopyManifest | None = None
         self._files: list[FoundFile] = []
         self._done = 0
@@ -106,18 +106,18 @@ class OneshotCopy:
         must = self._missing(request.columns or self._target.names)
         if must:
             raise InvalidUsage(f"the files must have {must}")
-        self._place = self._open_place(request.pattern, request.recursive)
-        self._manifest = await self._place.manifest()
+        self._location = self._open_location(request.pattern, request.recursive)
+        self._manifest = await self._location.manifest()
         if self._manifest is not None:
             self._files = await self._listed(self._manifest)
             return
-        self._files = await self._place.every()
+        self._files = await self._location.list_all()
         if not self._files:
             raise InvalidUsage(f"there is no file {request.pattern} in {request.path}")
 
-    def _open_place(self, pattern: str, recursive: bool) -> FilesPlace:
+    def _open_location(self, pattern: str, recursive: bool) -> FileLocation:
         path = self._request.path
-        return open_place(path, pattern, recursive, self._around, self._opened)
+        return open_location(path, pattern, recursive, self._around, self._opened)
 
     async def _listed(self, manifest: CopyManifest) -> list[FoundFile]:
         """Return the files of a copy with a manifest. Raises `InvalidUsage`."""
@@ -136,8 +136,8 @@ class OneshotCopy:
         if must:
             raise InvalidUsage(f"{found} without {must}")
         # The manifest names files at any depth.
-        self._place = self._open_place("*", recursive=True)
-        there = {file.name: file for file in await self._place.every()}
+        self._location = self._open_location("*", recursive=True)
+        there = {file.name: file for file in await self._location.list_all()}
         gone = [file.path for file in manifest.files if file.path not in there]
         if gone:
             raise InvalidUsage(f"{found}, of which files are gone: {', '.join(gone[:10])}")
@@ -182,9 +182,11 @@ class OneshotCopy:
             self._around,
             copied=self._manifest is not None,
         )
-        reader = BroughtReader(files, self._place)
+        reader = LocationReader(files, self._location)
         while self._done < len(self._files):
-            batch = self._place.first(self._files[self._done :], FILES_AT_ONCE, BYTES_AT_ONCE)
+            batch = self._location.first_batch(
+                self._files[self._done :], FILES_AT_ONCE, BYTES_AT_ONCE
+            )
             try:
                 async with aclosing(reader.pieces(batch)) as pieces:
                     async for piece in pieces:
@@ -194,12 +196,12 @@ class OneshotCopy:
                 raise await self._named(reader, batch, error) from None
             self._done += len(batch)
         # Last: a file that changed after it was listed may have been read in two versions.
-        other = await self._place.changed(self._files)
+        other = await self._location.find_changed(self._files)
         if other is not None:
             raise SourceUnreachable(f"{other} was changed while it was copied: copy again")
 
     async def _named(
-        self, reader: BroughtReader, batch: Sequence[FoundFile], error: MalformedFile
+        self, reader: LocationReader, batch: Sequence[FoundFile], error: MalformedFile
     ) -> MalformedFile:
         """Return the error with the malformed file's name, found by reading halves of the batch
         again."""

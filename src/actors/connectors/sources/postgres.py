@@ -14,7 +14,7 @@ is read up to it with the former ones, then the rows that have a value in a furt
 copied (`ColumnsDue`), and from there on rows have all columns. The next mark binds them.
 
 The stream tells of rows only; whatever else happens to a table is in the catalog, which is checked
-before every mark (`_confirm`, `postgres_footing`). A table whose rows here may differ from those
+before every mark (`_confirm`, `postgres_drift`). A table whose rows here may differ from those
 there is refilled: the source ends (`SourceUnreachable`), and copies it anew when it is reopened.
 
 Three connections: for replication, for queries of the catalog, and for snapshots. Losing any of
@@ -39,19 +39,19 @@ from actors.connectors.sources.postgres_catalog import (
 )
 from actors.connectors.sources.postgres_changes import ColumnsDue, Decoded, DecodedChanges
 from actors.connectors.sources.postgres_config import PostgresConfig
-from actors.connectors.sources.postgres_errors import ServerRefused
-from actors.connectors.sources.postgres_footing import (
-    ANEW,
+from actors.connectors.sources.postgres_drift import (
+    RECREATE_HINT,
     FilledTable,
-    TableEnds,
-    TableRefills,
-    TableStands,
+    TableContinues,
+    TableFails,
+    TableNeedsRefill,
     Verdict,
     bind,
     position_lsn,
     read_position,
     write_position,
 )
+from actors.connectors.sources.postgres_errors import ServerRefused
 from actors.connectors.sources.postgres_names import numbers_of
 from actors.connectors.sources.postgres_snapshot import (
     SnapshotTable,
@@ -228,7 +228,7 @@ class PostgresSource:
         began, at = lsn > 0, lsn
         survey = await survey_now(looker, [each.oid for each in filled.values()], self._publication)
         verdicts = await self._judge(survey, filled)
-        anew = {name for name, each in verdicts.items() if isinstance(each, TableRefills)}
+        anew = {name for name, each in verdicts.items() if isinstance(each, TableNeedsRefill)}
         new = [found[name] for name in self._exports if name in found]
         new = [table for table in new if table.name not in filled or table.name in anew]
         wider = self._wider(filled, verdicts)
@@ -238,7 +238,7 @@ class PostgresSource:
         if health.slot is None or copied:
             at, name = await self._export_snapshot(maker, health, resumed=began)
             # Where no table keeps its rows, the stream may begin at the snapshot.
-            lsn = lsn if any(isinstance(each, TableStands) for each in verdicts.values()) else at
+            lsn = lsn if any(isinstance(each, TableContinues) for each in verdicts.values()) else at
             assert at >= lsn, "a new slot begins at the end of the log"
             if copied:
                 then, refused = await self._begin_snapshot(new, copied, name)
@@ -258,7 +258,7 @@ class PostgresSource:
         verdicts = await self._judge(survey, filled)
         # One whose further columns are gone ends, as it would end later.
         grown = await self._judge(survey, growing)
-        verdicts |= {name: each for name, each in grown.items() if isinstance(each, TableEnds)}
+        verdicts |= {name: each for name, each in grown.items() if isinstance(each, TableFails)}
         self._changes = changes = DecodedChanges(
             self._exports.values(),
             filled,
@@ -271,7 +271,7 @@ class PostgresSource:
         self._settle(survey, verdicts)
         for name in self._exports:
             if name not in filled:
-                self._ready += changes.fail(name, "there is no such table any more", ANEW)
+                self._ready += changes.fail(name, "there is no such table any more", RECREATE_HINT)
             elif name in refused:
                 hint = "check that the user may SELECT all columns of the table"
                 error = f"the table cannot be read: {refused[name]}"
@@ -321,7 +321,7 @@ class PostgresSource:
                     f" and {len(wanted)} are known here",
                     "another service owns this state now: stop this one",
                 )
-            if len(bound) < len(wanted) and isinstance(verdict, TableStands):
+            if len(bound) < len(wanted) and isinstance(verdict, TableContinues):
                 found[name] = bound
         return found
 
@@ -582,17 +582,17 @@ class PostgresSource:
         changes.learn(survey.types)
         for name, verdict in verdicts.items():
             match verdict:
-                case TableStands():
+                case TableContinues():
                     self._filled[name] = msgspec.structs.replace(
-                        self._filled[name], footing=verdict.footing, names=verdict.names
+                        self._filled[name], fingerprint=verdict.fingerprint, names=verdict.names
                     )
                     changes.stands(name, verdict)
                     self._notes.pop(name, None)
                     if verdict.note:
                         self._notes[name] = verdict.note
-                case TableEnds(error, hint):
+                case TableFails(error, hint):
                     self._ready += changes.fail(name, error, hint)
-                case TableRefills(reason):
+                case TableNeedsRefill(reason):
                     raise SourceUnreachable(
                         f"PostgreSQL: {name}: {reason}", "the table is filled anew"
                     )

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from actors.connectors.sources.postgres_names import (
-    columns_here,
+    local_column_names,
     numbers_of,
     qualified_name,
     split_name,
@@ -432,7 +432,7 @@ def export_of(
         )
     if not columns:
         raise InvalidUsage(f"{table.name} has no columns to take")
-    here = columns_here(
+    here = local_column_names(
         ((column.number, column.name) for column in columns), (c.name for c in table.columns)
     )
     held = {

@@ -28,10 +28,10 @@ import pyarrow as pa
 
 from actors.connectors.sources import pgoutput
 from actors.connectors.sources.pgoutput import MessageBatch, PgRelation, TupleValues
-from actors.connectors.sources.postgres_footing import (
-    ANEW,
+from actors.connectors.sources.postgres_drift import (
+    RECREATE_HINT,
     FilledTable,
-    TableStands,
+    TableContinues,
     type_changed,
 )
 from actors.connectors.sources.postgres_types import (
@@ -159,9 +159,9 @@ class DecodedChanges:
             return []
         return self._mark(lsn, None)
 
-    def stands(self, export: str, found: TableStands) -> None:
+    def stands(self, export: str, found: TableContinues) -> None:
         """Record the verdict that a table is still bound."""
-        if found.footing.strict:
+        if found.fingerprint.strict:
             self._listed[export] = found.all_names
 
     def learn(self, types: Mapping[int, TypeFacts]) -> None:
@@ -177,7 +177,7 @@ class DecodedChanges:
                 if names[: len(columns)] != columns:
                     listed = ", ".join(columns)
                     error = f"its columns changed names: {', '.join(names)}, now {listed}"
-                    given += self.fail(export, error, ANEW)
+                    given += self.fail(export, error, RECREATE_HINT)
         # Bound anew at their snapshot, since when names count again.
         for export in self._grown:
             self._listed.pop(export, None)
@@ -314,10 +314,10 @@ class DecodedChanges:
             if relation.name not in self._exports:
                 return []
             error = "the table was dropped and made anew, or another one took its name"
-            return self.fail(relation.name, error, ANEW)
+            return self.fail(relation.name, error, RECREATE_HINT)
         if name != relation.name:
             error = f"the table was renamed to {relation.name}"
-            return self.fail(name, error, f"rename it back, or {ANEW}")
+            return self.fail(name, error, f"rename it back, or {RECREATE_HINT}")
         if name in self._failed:
             return []
         try:
@@ -335,16 +335,16 @@ class DecodedChanges:
         for column, there in zip(export.schema.columns, filled.names, strict=False):
             place = places.get(there)
             if place is None:
-                raise _Column(f"column {column.name} was dropped or renamed", ANEW)
+                raise _Column(f"column {column.name} was dropped or renamed", RECREATE_HINT)
             filling = relation.columns[place]
             held = numeric_held_by(column.type)
             kind = column_type(filling.type_oid, filling.type_modifier, self._types, held)
             if kind.spark != column.type:
-                raise _Column(type_changed(column.name, column.type, kind.spark), ANEW)
+                raise _Column(type_changed(column.name, column.type, kind.spark), RECREATE_HINT)
             columns.append((place, kind))
         here = dict(zip(filled.names, export.schema.names, strict=False))
         if wrong := _identity_changed(export, relation, here):
-            raise _Column(wrong, ANEW)
+            raise _Column(wrong, RECREATE_HINT)
         return _Bound(export, relation, tuple(columns), filled.lsn)
 
     # -- rows -----------------------------------------------------------------------------
@@ -409,7 +409,7 @@ def _check_old(bound: _Bound, tags: ByteValues, marks: ByteValues) -> None:
         raise _Column(
             "the replica identity of a partition is not FULL, as its table's is: an old row is not"
             " told",
-            f"ALTER TABLE … REPLICA IDENTITY FULL for all partitions, then {ANEW}",
+            f"ALTER TABLE … REPLICA IDENTITY FULL for all partitions, then {RECREATE_HINT}",
         )
 
 
@@ -426,7 +426,7 @@ def unheld(column: str, error: UnrepresentableValue) -> tuple[str, str]:
     """Return (error, hint) for a value that its column cannot hold."""
     return (
         f"column {column}: {error}",
-        f"change the value there, or leave the column out, then {ANEW}",
+        f"change the value there, or leave the column out, then {RECREATE_HINT}",
     )
 
 

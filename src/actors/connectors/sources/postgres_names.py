@@ -5,7 +5,7 @@ A column keeps its name where possible. One that cannot (an earlier column has t
 two underscores at the beginning; blanks at an end, or unprintable characters) gets its name and its
 number in PostgreSQL's catalog, which never changes:
 
->>> columns_here([(1, "v"), (2, "V"), (3, "__time"), (4, "a ")])
+>>> local_column_names([(1, "v"), (2, "V"), (3, "__time"), (4, "a ")])
 {1: 'v', 2: 'V_2', 3: '_time_3', 4: 'a_4'}
 """
 
@@ -53,7 +53,9 @@ def fold(name: str) -> str:
     return name.upper().lower()
 
 
-def columns_here(columns: Iterable[tuple[int, str]], others: Iterable[str] = ()) -> dict[int, str]:
+def local_column_names(
+    columns: Iterable[tuple[int, str]], others: Iterable[str] = ()
+) -> dict[int, str]:
     """Return the names here of (number, name) in order of their numbers. `others`: names of the
     table's columns that are not ingested, which no generated name may equal."""
     columns = list(columns)
@@ -71,8 +73,8 @@ def columns_here(columns: Iterable[tuple[int, str]], others: Iterable[str] = ())
     return found
 
 
-def is_called(here: str, number: int, name: str) -> bool:
-    """Say whether `columns_here` may give the column of that number and name this name."""
+def has_local_name(here: str, number: int, name: str) -> bool:
+    """Say whether `local_column_names` may give the column of that number and name this name."""
     return here == name or here.rstrip("_") == _numbered(number, name).rstrip("_")
 
 
@@ -81,7 +83,7 @@ def numbers_of(here: Sequence[str], columns: Sequence[tuple[int, str]]) -> tuple
     own = {name: number for number, name in columns}
     found = []
     for each in here:
-        made = (number for number, name in columns if is_called(each, number, name))
+        made = (number for number, name in columns if has_local_name(each, number, name))
         found.append(own.get(each) or next(made, 0))
     return tuple(found)
 

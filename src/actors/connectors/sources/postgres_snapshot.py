@@ -24,8 +24,8 @@ from actors.connectors.sources import pgoutput
 from actors.connectors.sources.postgres_catalog import PostgresTable
 from actors.connectors.sources.postgres_changes import unheld
 from actors.connectors.sources.postgres_copy import CopyFrames, CopyStream
+from actors.connectors.sources.postgres_drift import FilledTable
 from actors.connectors.sources.postgres_errors import ServerRefused
-from actors.connectors.sources.postgres_footing import FilledTable
 from actors.connectors.sources.postgres_survey import CatalogSurvey, survey
 from actors.connectors.sources.postgres_types import (
     ColumnType,

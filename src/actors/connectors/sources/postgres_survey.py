@@ -5,7 +5,7 @@ do on the server. Where all tables are asked for, those that cannot be ingested 
 with the reason.
 
 While the source runs, a glance is one query, asked before every mark; the survey is read again only
-when the glance has changed. Verdicts on the tables are in `postgres_footing`.
+when the glance has changed. Verdicts on the tables are in `postgres_drift`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from actors.connectors.sources.postgres_catalog import (
     type_facts,
 )
 from actors.connectors.sources.postgres_config import FITTING, PostgresConfig
-from actors.connectors.sources.postgres_errors import ServerRefused
-from actors.connectors.sources.postgres_footing import (
+from actors.connectors.sources.postgres_drift import (
     FilledTable,
-    TableRefills,
-    TableStands,
+    TableContinues,
+    TableNeedsRefill,
     Verdict,
     judge,
 )
+from actors.connectors.sources.postgres_errors import ServerRefused
 from actors.connectors.sources.postgres_names import qualified_name, split_name
 from actors.connectors.sources.postgres_numerics import with_fitting_decimals
 from actors.connectors.sources.postgres_types import (
@@ -436,10 +436,10 @@ async def judge_all(
     for name, each in filled.items():
         table = found.tables.get(each.oid)
         verdict = judge(exports[name], each, table, found.types, found.publication)
-        if isinstance(verdict, TableStands):
+        if isinstance(verdict, TableContinues):
             for leaf in verdict.new_leaves:
                 if await was_filled_before(wire, leaf):
-                    verdict = TableRefills(f"partition {leaf.relation} came with rows")
+                    verdict = TableNeedsRefill(f"partition {leaf.relation} came with rows")
                     break
         verdicts[name] = verdict
     return verdicts

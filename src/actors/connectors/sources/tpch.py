@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from actors.connectors.sources.draws import (
+from actors.connectors.sources.generators import GeneratorConfig, at_least
+from actors.connectors.sources.random_draws import (
     DrawStream,
     Numbers,
     decimals,
@@ -34,7 +35,6 @@ from actors.connectors.sources.draws import (
     numbered,
     padded,
 )
-from actors.connectors.sources.generators import GeneratorConfig, at_least
 from actors.connectors.sources.source import SourceExport, SourceRows, SourceUnreachable
 from actors.model.plan.schema import DIFF, TableColumn, TableSchema
 from actors.runtime.errors import InvalidUsage

@@ -54,7 +54,7 @@ from actors.wal.following import AllRemoved, WalFollower
 from actors.wal.framing import FramedPayload, RecordDecoder
 from actors.wal.lsn import lsn_text, parse_lsn
 
-ANEW: Final = (
+RECREATE_HINT: Final = (
     "the log cannot be changed: create another source whose `tables` can hold it, or drop this "
     "table here"
 )
@@ -246,7 +246,9 @@ class WalChanges:
 
     def _fail(self, name: str, where: str, error: RowMisfit) -> None:
         """Fail a table, and skip its records from here on."""
-        self._failed.append(ExportFailed(name, f"{where} does not fit the table: {error}", ANEW))
+        self._failed.append(
+            ExportFailed(name, f"{where} does not fit the table: {error}", RECREATE_HINT)
+        )
         del self._rows[name]
 
 

@@ -38,7 +38,7 @@ from actors.control.controller.catalog.connector_ddl import (
 )
 from actors.control.controller.catalog.ddl import CatalogStore
 from actors.control.controller.catalog.statements import StatementDone, StatementQueue
-from actors.control.controller.connectors.external_cleanup import LeftoverForgotten, LeftoverTurn
+from actors.control.controller.connectors.external_cleanup import CleanupForgotten, CleanupTurn
 from actors.control.controller.connectors.objects import ConnectorObjects
 from actors.control.controller.frontiers import ObjectFrontiers
 from actors.control.controller.hold_moves import HoldMoves, HoldsDue, HoldsMoved
@@ -49,12 +49,13 @@ from actors.control.controller.object_conditions import (
     observe_objects,
     settle,
 )
-from actors.control.controller.reads.copies import CopyHeld, CopyLate, RunningCopies
+from actors.control.controller.reads.copies import CopyHoldAcquired, CopyTimedOut, RunningCopies
+from actors.control.controller.reads.memory_reads import MemoryReads
 from actors.control.controller.reads.queries import (
     InputsChecked,
     QueryEnded,
-    QueryLate,
     QueryPiece,
+    QueryTimedOut,
     RunningQueries,
 )
 from actors.control.controller.reads.reads import (
@@ -66,7 +67,6 @@ from actors.control.controller.reads.reads import (
     pin_objects,
 )
 from actors.control.controller.reads.relations import RelationRead, SystemRelations
-from actors.control.controller.reads.rows_at_hand import RowsAtHand
 from actors.control.controller.reads.status import (
     StatusRead,
     inspect_objects,
@@ -78,7 +78,7 @@ from actors.control.controller.reads.subscribes import (
     PieceDue,
     PieceRead,
     RunningSubscribes,
-    SubscribeHeld,
+    SubscribeHoldAcquired,
 )
 from actors.control.controller.replicas.instance import (
     ComputeInstance,
@@ -174,7 +174,7 @@ from actors.runtime.errors import (
 from actors.runtime.kernel import Actor, ActorAddress
 from actors.runtime.progress import ObjectId
 from actors.runtime.settings import Settings
-from actors.runtime.tracing.setup import running
+from actors.runtime.tracing.setup import current_tracing
 
 log = logging.getLogger("penstock.controller")
 
@@ -194,23 +194,23 @@ ControllerMessage: TypeAlias = (
     | DeadlinePassed
     | PartRead
     | KeysFound
-    | SubscribeHeld
+    | SubscribeHoldAcquired
     | PieceRead
     | PieceDue
-    | CopyHeld
-    | CopyLate
+    | CopyHoldAcquired
+    | CopyTimedOut
     | messages.CopyTurn
     | StatusRead
     | RelationRead
     | QueryPiece
     | QueryEnded
-    | QueryLate
+    | QueryTimedOut
     | TablesTicked
     | ClockDue
     | HoldsDue
     | HoldsMoved
-    | LeftoverTurn
-    | LeftoverForgotten
+    | CleanupTurn
+    | CleanupForgotten
     | messages.FindLogin
     | messages.CountReplicas
     | messages.InspectObjects
@@ -233,12 +233,12 @@ class Controller(Actor[ControllerMessage]):
         scratch: Path,
         maintenance: ActorAddress[Any] | None = None,
         connectors: ConnectorMakers | None = None,
-        at_hand: RowsAtHand | None = None,
+        memory_reads: MemoryReads | None = None,
         queries: ActorAddress[ExecutorMessage] | None = None,
         sessions: OpenSessions | None = None,
     ) -> None:
         """Take the environment. `connectors` makes sources and sinks; None: there are none.
-        `at_hand` reads rows of keys, also beside this actor. `queries` runs queries; None:
+        `memory_reads` reads rows of keys, also beside this actor. `queries` runs queries; None:
         `executor` does. `sessions`: those of all doors."""
         self._boot = boot
         self._persist = persist
@@ -253,7 +253,7 @@ class Controller(Actor[ControllerMessage]):
         self._executor = executor
         self._query_executor = queries or executor
         self._connectors = connectors or NoConnectors()
-        self._at_hand = at_hand or RowsAtHand()
+        self._memory_reads = memory_reads or MemoryReads()
 
     async def on_start(self) -> None:
         boot = self._boot
@@ -262,14 +262,16 @@ class Controller(Actor[ControllerMessage]):
         )
         state = self._state = self._make_state(contents)
         self._instance = state.instance
-        self._at_hand.attach_state(state, contents)
+        self._memory_reads.attach_state(state, contents)
         link = self._storage_link = self._instance.storage()
         self._roles = RoleStore(state, boot.roles, boot.roles_seqno)
         self._roles.on_rules = self._rules_changed
         copies = self._copies_from = CopiesFrom(state, self._target, link)
-        self._sources = ConnectorObjects(state, link, copies, self._connectors, boot.leftovers)
+        self._sources = ConnectorObjects(
+            state, link, copies, self._connectors, boot.cleanup_records
+        )
         self._statements = StatementQueue(state, self._sources, self._roles.created)
-        self._reads = PendingReads(state, self._at_hand)
+        self._reads = PendingReads(state, self._memory_reads)
         self._subscribes = RunningSubscribes(state)
         scratch = self._scratch / "queries"
         self._queries = RunningQueries(state, self._query_executor, scratch, self._await_contents)
@@ -400,13 +402,13 @@ class Controller(Actor[ControllerMessage]):
                 self._dropped(self._statements.done(message))
             case SinceRead() | DeadlinePassed() | PartRead() | KeysFound():
                 self._read_turn(message)
-            case SubscribeHeld():
-                self._subscribes.held(message)
+            case SubscribeHoldAcquired():
+                self._subscribes.hold_acquired(message)
             case PieceRead():
                 self._subscribes.piece_read(message)
             case PieceDue():
                 self._subscribes.piece_due(message)
-            case CopyHeld() | CopyLate():
+            case CopyHoldAcquired() | CopyTimedOut():
                 self._copies.turn(message)
             case messages.CopyTurn():
                 self._copies_from.turn(message)
@@ -414,14 +416,14 @@ class Controller(Actor[ControllerMessage]):
                 message.session.reply(report(self._state, self._sources, message))
             case RelationRead():
                 self._relations.answered(message)
-            case QueryPiece() | QueryEnded() | QueryLate():
+            case QueryPiece() | QueryEnded() | QueryTimedOut():
                 self._queries.turn(message)
             case HoldsDue():
                 self._move_holds()
             case HoldsMoved():
                 self._holds.moved(message)
-            case LeftoverTurn() | LeftoverForgotten():
-                self._sources.leftovers.turn(message)
+            case CleanupTurn() | CleanupForgotten():
+                self._sources.cleanup.turn(message)
             case messages.FindLogin() | messages.FindToken() | RolesStored() | InputsChecked():
                 self._role_turn(message)
             case _:
@@ -449,7 +451,7 @@ class Controller(Actor[ControllerMessage]):
             case SinceRead():
                 self._reads.since_read(message)
             case DeadlinePassed(number):
-                self._reads.late(number)
+                self._reads.timed_out(number)
             case PartRead():
                 self._reads.part_read(message)
             case KeysFound():
@@ -536,7 +538,7 @@ class Controller(Actor[ControllerMessage]):
     def _delivered(self, told: messages.BytesDelivered) -> None:
         parts = (self._reads, self._queries, self._copies, self._copies_from)
         if not any(each.delivered(told.session, told.request) for each in parts):
-            self._subscribes.passed_on(told.session, told.request, told.bytes)
+            self._subscribes.bytes_delivered(told.session, told.request, told.bytes)
 
     def _pin(self, asked: messages.PinObjects) -> None:
         """Answer with the catalog and a time. A fault fails this request alone."""
@@ -619,7 +621,7 @@ class Controller(Actor[ControllerMessage]):
             case ListSources():
                 session.reply(self._sources.report(request, role))
             case ForgetSource():
-                self._sources.leftovers.forget(session, request)
+                self._sources.cleanup.forget(session, request)
             case _ if isinstance(request, CatalogStatement):
                 self._statements.submit(session, request, role)
             case ChangeReplicas():
@@ -636,7 +638,7 @@ class Controller(Actor[ControllerMessage]):
                 session.reply(RequestDone(number))
 
     def _set_tracing(self, number: int, ratio: float | None) -> TracingReport:
-        tracing = running()
+        tracing = current_tracing()
         if ratio is not None:
             if tracing is None:
                 raise InvalidUsage(
@@ -691,10 +693,10 @@ class Controller(Actor[ControllerMessage]):
             reply_error(message.session, message.request.request, error)
 
     def _merged(self, merged: MergedResponses) -> None:
-        for dataflow, upper in merged.fell:
+        for dataflow, upper in merged.regressed:
             index = self._state.catalog.of_dataflow(dataflow)
             if index is not None:
-                self._state.frontiers.fell(index.id, upper)
+                self._state.frontiers.lower_index_upper(index.id, upper)
         self._reads.unread(merged.unread)
         for response in merged.responses:
             self._responded(response)

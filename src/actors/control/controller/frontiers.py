@@ -49,7 +49,7 @@ class ObjectFrontiers:
         self._began_ms.pop(id_, None)
         self._behind_ms.pop(id_, None)
 
-    def began_ms(self, id_: ObjectId) -> Time:
+    def tracked_since_ms(self, id_: ObjectId) -> Time:
         """Return the time since which this service has run the object."""
         return self._began_ms[id_]
 
@@ -126,7 +126,7 @@ class ObjectFrontiers:
         """Return an index's first readable time."""
         return self._readable_from.get(index, 0)
 
-    def fell(self, index: ObjectId, upper: Frontier) -> None:
+    def lower_index_upper(self, index: ObjectId, upper: Frontier) -> None:
         """Lower an index's upper to that of the remaining replicas."""
         if index in self._uppers:
             self._uppers[index] = upper

@@ -19,7 +19,7 @@ from actors.control.controller.catalog.catalog import (
 from actors.control.controller.object_faults import ERRORED, QUARANTINED, FaultChange
 from actors.control.controller.state import ControllerState
 from actors.runtime.progress import ObjectId, Time, is_empty
-from actors.runtime.spans import measure, measuring
+from actors.runtime.spans import is_measuring, measure
 from actors.runtime.telemetry import LAG_MS, STALLED_MS
 
 log = logging.getLogger("penstock.controller")
@@ -66,7 +66,7 @@ def observe_objects(state: ControllerState) -> None:
     for id_, _ in state.faults.all():
         # No report comes of a view that has nothing to do: its upper does not move.
         settle(state, state.catalog.by_id(id_))
-    if not measuring():
+    if not is_measuring():
         return
     now = state.ctx.now_ms()
     for entry in state.catalog.objects:
@@ -142,7 +142,7 @@ def lag_ms(state: ControllerState, entry: CatalogObject) -> int:
     from_ = frontiers.readable_from(entry.id) if entry.kind == INDEX else entry.as_of
     if entry.kind != TABLE and upper <= from_:
         # It has no contents yet: readers have waited since it began.
-        seen.append(frontiers.began_ms(entry.id))
+        seen.append(frontiers.tracked_since_ms(entry.id))
     return max(0, now - min(seen, default=now))
 
 

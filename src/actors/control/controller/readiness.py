@@ -25,7 +25,7 @@ from actors.runtime.kernel import ActorAddress, ActorClock
 from actors.runtime.settings import Settings
 from actors.runtime.transport.http_pages import HttpPage, HttpResponse
 
-LOOK_TIMEOUT_MS: Final = 2_000
+CHECK_TIMEOUT_MS: Final = 2_000
 FRESH_MS: Final = 500
 
 TEXT_MAX: Final = 500
@@ -75,33 +75,33 @@ class ReadinessReport(msgspec.Struct, frozen=True):
         return msgspec.json.encode(whole) + b"\n"
 
 
-ObjectLook: TypeAlias = Callable[[], Awaitable[tuple[ObjectReadiness, ...]]]
+ObjectsCheck: TypeAlias = Callable[[], Awaitable[tuple[ObjectReadiness, ...]]]
 """Asks for the condition of all objects. Raises `PenstockError` when nobody answers."""
-ComponentLook: TypeAlias = Callable[[], Awaitable[ComponentReadiness]]
+ComponentCheck: TypeAlias = Callable[[], Awaitable[ComponentReadiness]]
 """Looks at one part. Raises `PenstockError` when it does not answer."""
 
 
-def count_replicas(controller: ActorAddress[Any], settings: Settings) -> ComponentLook:
+def count_replicas(controller: ActorAddress[Any], settings: Settings) -> ComponentCheck:
     """Return a look at a controller: it answers, and a replica is connected."""
 
     async def active() -> ComponentReadiness:
-        count = await controller.ask(CountReplicas, LOOK_TIMEOUT_MS)
+        count = await controller.ask(CountReplicas, CHECK_TIMEOUT_MS)
         state = f"active, {count} of its replicas connected"
         return ComponentReadiness(count > 0, state)
 
     return active
 
 
-def look_at_objects(controller: ActorAddress[Any], settings: Settings) -> ObjectLook:
+def check_objects(controller: ActorAddress[Any], settings: Settings) -> ObjectsCheck:
     """Return a look at a controller's objects."""
 
     async def objects() -> tuple[ObjectReadiness, ...]:
-        return await controller.ask(InspectObjects, LOOK_TIMEOUT_MS)
+        return await controller.ask(InspectObjects, CHECK_TIMEOUT_MS)
 
     return objects
 
 
-def look_for_owner(fence: ReplicaFence) -> ComponentLook:
+def check_owner(fence: ReplicaFence) -> ComponentCheck:
     """Return a look from a replica in a process of its own: a controller commands it."""
 
     async def commanded() -> ComponentReadiness:
@@ -123,16 +123,16 @@ class ReadinessCheck:
     def __init__(
         self,
         persist: PersistClient,
-        controller: ComponentLook,
+        controller: ComponentCheck,
         executor: ActorAddress[ExecutorMessage],
         clock: ActorClock,
         settings: Settings,
-        objects: ObjectLook | None = None,
+        objects: ObjectsCheck | None = None,
     ) -> None:
-        """Take the parts; each look ends within `LOOK_TIMEOUT_MS`. `objects`: None for a
+        """Take the parts; each look ends within `CHECK_TIMEOUT_MS`. `objects`: None for a
         process without a controller."""
         self._objects = objects
-        self._deadline_ms = deadline_ms = LOOK_TIMEOUT_MS
+        self._deadline_ms = deadline_ms = CHECK_TIMEOUT_MS
         self._clock = clock
         self._lock = anyio.Lock()
         self._last: tuple[float, ReadinessReport] | None = None
@@ -150,14 +150,14 @@ class ReadinessCheck:
             text = found.state if not found.why else f"{found.state}: {found.why}"
             return ComponentReadiness(found.state != "unavailable", text)
 
-        self._looks = {
+        self._checks = {
             "controller": controller,
             "documents": documents,
             "blobs": blobs,
             "engine": engine,
         }
 
-    async def look(self) -> ReadinessReport:
+    async def run(self) -> ReadinessReport:
         """Return the state of all parts; raises nothing."""
         async with self._lock:
             now = self._clock.monotonic_ms()
@@ -177,18 +177,18 @@ class ReadinessCheck:
     async def _components(self) -> dict[str, ComponentReadiness]:
         found: dict[str, ComponentReadiness] = {}
 
-        async def one(name: str, look: ComponentLook) -> None:
-            found[name] = await self._one(look)
+        async def one(name: str, check: ComponentCheck) -> None:
+            found[name] = await self._one(check)
 
         async with anyio.create_task_group() as group:
-            for name, look in self._looks.items():
-                group.start_soon(one, name, look)
-        return {name: found[name] for name in self._looks}
+            for name, check in self._checks.items():
+                group.start_soon(one, name, check)
+        return {name: found[name] for name in self._checks}
 
-    async def _one(self, look: ComponentLook) -> ComponentReadiness:
+    async def _one(self, check: ComponentCheck) -> ComponentReadiness:
         try:
             with anyio.fail_after(self._deadline_ms / 1000):
-                return await look()
+                return await check()
         except TimeoutError:
             return ComponentReadiness(False, f"no answer within {self._deadline_ms} ms")
         except PenstockError as error:
@@ -196,13 +196,13 @@ class ReadinessCheck:
             return ComponentReadiness(False, text[:TEXT_MAX])
 
 
-def readiness_page(look: Callable[[], Awaitable[ReadinessReport]]) -> HttpPage:
+def readiness_page(run: Callable[[], Awaitable[ReadinessReport]]) -> HttpPage:
     """Return the page of a report: 200 if all parts are ready, else 503. Texts, which may name
     paths and hosts, and names of objects are for trusted clients alone. ``?verbose`` adds the
     objects."""
 
     async def respond(trusted: bool, query: str) -> HttpResponse:
-        report = await look()
+        report = await run()
         status = HTTPStatus.SERVICE_UNAVAILABLE if report.not_ready else HTTPStatus.OK
         verbose = "verbose" in query.split("&")
         body = report.to_json(texts=trusted, verbose=verbose)

@@ -28,7 +28,7 @@ from actors.model.protocol.api import (
 from actors.model.protocol.row_finishing import RowFinisher
 from actors.runtime.errors import OperationCanceled, PenstockError, RemoteProtocolError, from_wire
 from actors.runtime.progress import Frontier, Time
-from actors.runtime.spans import accept, make_request_context, root, span_below
+from actors.runtime.spans import accept_context, make_request_context, root_span, span_below
 from actors.runtime.telemetry import CLIENT_CHANGES, CLIENT_REQUEST, split_context
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ async def follow(
     name, frontier, start = wanted.name, wanted.from_, wanted.as_of
     while True:
         number = exchange.number()
-        with root(CLIENT_REQUEST, number, name) as opened:
+        with root_span(CLIENT_REQUEST, number, name) as opened:
             request = SubscribeObject(
                 number,
                 name,
@@ -152,7 +152,7 @@ def _change(received: Any) -> ChangeBatch:
     arrow = answer.arrow
     if arrow is None:
         return ChangeBatch(answer.lower, answer.upper, None, answer.partial)
-    with span_below(accept(traceparent), CLIENT_CHANGES) as opened:
+    with span_below(accept_context(traceparent), CLIENT_CHANGES) as opened:
         if opened is not None:
             opened.describe(answer.request, answer.lower, answer.upper, len(arrow))
         return ChangeBatch(answer.lower, answer.upper, from_ipc(arrow), answer.partial)

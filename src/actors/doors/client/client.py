@@ -106,7 +106,7 @@ from actors.runtime.errors import (
 )
 from actors.runtime.progress import Frontier, Time
 from actors.runtime.settings import Settings
-from actors.runtime.spans import begin_root, make_request_context, root
+from actors.runtime.spans import begin_root, make_request_context, root_span
 from actors.runtime.telemetry import CLIENT_REQUEST
 from actors.runtime.transport.address import NetworkAddress
 from actors.runtime.transport.connection import dial
@@ -402,7 +402,7 @@ class Client(ClientSources):
         the tables' time. Raises as `insert`, `delete` and `update` do."""
         encoded = tuple([await self._encoded(*change) for change in changes.items()])
         number = self._exchange.number()
-        with root(CLIENT_REQUEST) as opened:
+        with root_span(CLIENT_REQUEST) as opened:
             request = WriteTables(number, encoded)
             if opened is not None:
                 opened.describe(number, objects_of(request))
@@ -565,7 +565,7 @@ class Client(ClientSources):
     ) -> AsyncGenerator[pa.Table, None]:
         """Yield a query's rows, as `_pieces` does. `engine`: Spark runs even a plain read."""
         number = self._exchange.number()
-        with root(CLIENT_REQUEST, number, "query") as opened:
+        with root_span(CLIENT_REQUEST, number, "query") as opened:
             request = RunQuery(number, sql, as_of, deadline_ms, engine, latest, dict(spark_conf))
             slot = await self._exchange.open(request, make_request_context(opened))
             instead = await self._exchange.read_instead(number, slot)

@@ -49,7 +49,7 @@ from actors.runtime.errors import (
     to_wire,
 )
 from actors.runtime.settings import Settings
-from actors.runtime.spans import make_request_context, root
+from actors.runtime.spans import make_request_context, root_span
 from actors.runtime.telemetry import CLIENT_REQUEST, split_context, with_context
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ServiceLink(Protocol):
         """Send a message, waiting while the service is slow."""
         ...
 
-    def offer(self, messages: Sequence[Any], /) -> int:
+    def try_send(self, messages: Sequence[Any], /) -> int:
         """Send as many of the first messages as possible without waiting, and return their number.
         Raises as `send`, for the first."""
         ...
@@ -135,7 +135,7 @@ class RequestExchange:
 
     async def aclose(self) -> None:
         """End the connection. Idempotent."""
-        self.lose(ResourceClosed("the client was closed"))
+        self.fail_all(ResourceClosed("the client was closed"))
         await self._link.aclose()
 
     async def ask(self, request: Request, kind: type[A], traceparent: str | None = None) -> A:
@@ -167,7 +167,7 @@ class RequestExchange:
         request = msgspec.structs.replace(statement, request=number)
         if not isinstance(request, CatalogStatement):
             return (await self.ask(request, RequestDone)).text
-        with root(CLIENT_REQUEST, number, request.name) as opened:
+        with root_span(CLIENT_REQUEST, number, request.name) as opened:
             context = make_request_context(opened)
             return (await self.ask(request, RequestDone, context)).text
 
@@ -179,11 +179,11 @@ class RequestExchange:
         slot = self._slots[request.request] = RequestSlot()
         try:
             message = with_context(request, traceparent)
-            if not self._link.offer((message,)):
+            if not self._link.try_send((message,)):
                 await self._link.send(message)
         except (ConnectionBroken, ResourceClosed) as error:
             self.close(request.request)
-            self.lose(error)
+            self.fail_all(error)
             if isinstance(self.lost, SessionEnded):
                 raise from_wire(*to_wire(self.lost)) from None
             broken = ConnectionBroken(f"the connection was lost while a request was sent: {error}")
@@ -228,7 +228,7 @@ class RequestExchange:
             with anyio.move_on_after(self._cancel_s, shield=True):
                 await self._link.send(EndRequest(self.number(), number))
         except PenstockError as error:
-            self.lose(error)
+            self.fail_all(error)
 
     async def next_answer(self, slot: RequestSlot) -> Any:
         """Return the next answer of a request. The first waiter drives the read loop for all."""
@@ -244,7 +244,7 @@ class RequestExchange:
                 while not slot.answers and self.lost is None:
                     self._dispatch(await self._link.receive())
             except PenstockError as error:
-                self.lose(error)
+                self.fail_all(error)
             finally:
                 self._reading = False
                 # Also after an error or a cancellation: another waiter must drive the loop.
@@ -272,7 +272,7 @@ class RequestExchange:
         number = getattr(answer, "request", 0)
         if number == 0 and isinstance(answer, RequestFailed):
             # Request 0 is none: the service ends the connection.
-            self.lose(from_wire(answer.code, answer.text, answer.determinate))
+            self.fail_all(from_wire(answer.code, answer.text, answer.determinate))
             return
         slot = self._slots.get(number)
         # Answers to a closed request are dropped.
@@ -287,7 +287,7 @@ class RequestExchange:
         for slot in self._slots.values():
             slot.wake.set()
 
-    def lose(self, error: PenstockError) -> None:
+    def fail_all(self, error: PenstockError) -> None:
         """Mark the connection as lost and wake all waiters. The first error counts."""
         session = self.session
         # Later errors follow from the first one.

@@ -1,7 +1,7 @@
 """`penstock backup` and `penstock restore`: all that is durable, to a folder or a bucket and back.
 
 Both work on the stores themselves. A backup is taken beside a running service, as an outside reader
-(`actors.durable.persist.backing_up`), or where none runs; a restore goes into stores that hold
+(`actors.durable.persist.backup_run`), or where none runs; a restore goes into stores that hold
 nothing.
 """
 
@@ -20,9 +20,9 @@ from actors.doors.commands.stores import CommandStores, show_progress, stands_on
 
 if TYPE_CHECKING:
     from actors.durable.persist.attach import AttachedClient
-    from actors.durable.persist.backing_up import BackupReport
-    from actors.durable.persist.backups import BackupManifest
-    from actors.durable.persist.restoring import RestoreReport
+    from actors.durable.persist.backup_format import BackupManifest
+    from actors.durable.persist.backup_run import BackupReport
+    from actors.durable.persist.restore import RestoreReport
     from actors.runtime.kernel import ActorClock
 
 Target = Annotated[
@@ -58,8 +58,8 @@ def backup(
     The service goes on meanwhile. The backup is of one instant, and copies only what the target
     lacks. One that was cut off is none: take it again, and it goes on with what is missing.
     """
-    from actors.durable.persist.backing_up import take_backup
-    from actors.durable.persist.backups import BackupTarget
+    from actors.durable.persist.backup_format import BackupTarget
+    from actors.durable.persist.backup_run import take_backup
 
     if listed:
         _list(stores, target, as_json=as_json)
@@ -96,8 +96,8 @@ def restore(
     is run again; until it has ended no service starts on its state directory. Start the service
     as before then: it goes on as after a crash at the instant of the backup.
     """
-    from actors.durable.persist.backups import BackupTarget
-    from actors.durable.persist.restoring import open_empty, restore_backup
+    from actors.durable.persist.backup_format import BackupTarget
+    from actors.durable.persist.restore import open_empty, restore_backup
 
     async def run() -> RestoreReport:
         from actors.runtime.kernel import SystemClock
@@ -121,7 +121,7 @@ def restore(
 
 
 def _list(stores: CommandStores, target: str, *, as_json: bool) -> None:
-    from actors.durable.persist.backups import BackupTarget
+    from actors.durable.persist.backup_format import BackupTarget
 
     async def run() -> list[BackupManifest]:
         from actors.runtime.kernel import SystemClock

@@ -62,7 +62,7 @@ from actors.doors.commands.wal_relay import relay
 from actors.durable.object_store.file_modes import private_umask
 from actors.runtime.errors import BadSettings, EngineUnavailable, PenstockError
 from actors.runtime.kernel.loop_delays import watch_loop
-from actors.runtime.memory_ledger import RELEASE_MS, keep_less, release
+from actors.runtime.memory_ledger import RELEASE_MS, limit_allocators, release_memory
 from actors.runtime.settings import Settings, load
 from actors.runtime.spans import measure
 from actors.runtime.telemetry import LOOP_DELAY_SECONDS
@@ -182,7 +182,7 @@ def serve(
     """Runs the service until SIGINT or SIGTERM.
 
     Settings come from defaults, the file of --config, PENSTOCK_* environment variables (for example
-    PENSTOCK_WORKERS=4) and flags, in rising precedence; docs/guides/operations.md lists them. The
+    PENSTOCK_WORKERS=4) and flags, in rising precedence; docs/reference/settings.md lists them. The
     first line printed is the address; then `ready`, once clients are served. A restart on the same
     state directory goes on where the last one stopped.
     """
@@ -205,18 +205,18 @@ def serve(
         "trace_file": trace_file,
     }
     chosen = load(config, flags=combine(options, settings or []))
-    keep_less()
-    with watched(chosen) as metrics:
+    limit_allocators()
+    with export_telemetry(chosen) as metrics:
         run_loop(lambda: _serve(chosen, metrics))
 
 
 @contextmanager
-def watched(settings: Settings) -> Iterator[MetricCollector | None]:
+def export_telemetry(settings: Settings) -> Iterator[MetricCollector | None]:
     """Export traces and metrics as the settings (and OpenTelemetry's variables) say; yield the
     metrics, or None."""
     from actors.runtime.tracing import setup
 
-    with setup.start(setup.chosen(otlp=settings.otlp, file=settings.trace_file)):
+    with setup.start(setup.read_options(otlp=settings.otlp, file=settings.trace_file)):
         if not settings.metrics_listen:
             yield None
             return
@@ -272,7 +272,7 @@ async def _release_memory() -> None:
     # memory.
     while True:
         await anyio.sleep(RELEASE_MS / 1000)
-        await anyio.to_thread.run_sync(release)
+        await anyio.to_thread.run_sync(release_memory)
 
 
 async def _stop_on_signal(scope: anyio.CancelScope) -> None:

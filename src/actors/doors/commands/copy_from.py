@@ -117,7 +117,7 @@ class CopyProgressLine:
 
     def show(self, progress: CopyFromProgress) -> None:
         """Print the progress, if the interval has passed."""
-        line = far(progress)
+        line = copy_progress_text(progress)
         if line == self._last:
             return
         now = self._clock.monotonic_ms()
@@ -137,7 +137,7 @@ class CopyProgressLine:
             print(self._waiting, file=self._stream, flush=True)
 
 
-def far(progress: CopyFromProgress) -> str:
+def copy_progress_text(progress: CopyFromProgress) -> str:
     """Return a copy's progress, for people."""
     return (
         f"{progress.files_done} of {progress.files} files, {progress.bytes_done / MIB:.1f} of "

@@ -137,7 +137,7 @@ def subscribe(
         "snapshot": snapshot,
         "progress": progress,
     }
-    printed = PrintedSubscribe(as_json=as_json, progress=progress, upper=resume)
+    printed = SubscribePrinter(as_json=as_json, progress=progress, upper=resume)
     try:
         run_loop(lambda: _follow(target, name, given, printed))
     except* BrokenPipeError:
@@ -149,7 +149,7 @@ def subscribe(
             print(text, file=sys.stderr)
 
 
-class PrintedSubscribe:
+class SubscribePrinter:
     """Prints the changes of a subscribe, and tracks the frontier to resume from."""
 
     def __init__(self, *, as_json: bool, progress: bool, upper: int | None) -> None:
@@ -222,7 +222,7 @@ class PrintedSubscribe:
 
 
 async def _follow(
-    target: ServiceTarget, name: str, given: dict[str, Any], printed: PrintedSubscribe
+    target: ServiceTarget, name: str, given: dict[str, Any], printed: SubscribePrinter
 ) -> None:
     """Print changes until the end of the subscribe, or a signal."""
     from actors.doors.client.client import Client
@@ -244,7 +244,7 @@ async def _end_on_signal(scope: anyio.CancelScope) -> None:
 
 
 async def _print(
-    client: Client, name: str, given: dict[str, Any], printed: PrintedSubscribe
+    client: Client, name: str, given: dict[str, Any], printed: SubscribePrinter
 ) -> None:
     async with contextlib.aclosing(client.subscribe(name, **given)) as changes:
         async for change in changes:

@@ -310,7 +310,7 @@ def trace(
 ) -> None:
     """Draws recorded traces as trees: who did what, when, for how long, and for which others."""
     set_up_logging("warning")
-    from actors.runtime.tracing.tree import draw, load_traces
+    from actors.runtime.tracing.span_tree import draw, load_traces
 
     for line in draw(load_traces(file), trace_id=trace_id, search=search, last=last):
         print(line)

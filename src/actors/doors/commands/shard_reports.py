@@ -10,7 +10,7 @@ from actors.runtime.progress import EMPTY, Frontier
 if TYPE_CHECKING:
     from actors.durable.persist.orphans import GarbageBlob
     from actors.durable.persist.shard import BatchPart, ShardBatch, ShardState
-    from actors.durable.persist.verifying import VerifiedShard
+    from actors.durable.persist.verify import VerifiedShard
 
 SHOWN_MAX: Final = 200
 """Limit of lines of one kind; JSON has all."""
@@ -36,7 +36,7 @@ def _shown(time: int | None) -> str:
     return "empty" if time is None else str(time)
 
 
-def listed(state: ShardState, upper: Frontier, of: str | None) -> dict[str, Any]:
+def shard_summary(state: ShardState, upper: Frontier, of: str | None) -> dict[str, Any]:
     """Return one shard's summary; an `upper` of None is the empty frontier."""
     parts = [part for batch in state.batches for part in batch.parts]
     return {
@@ -52,7 +52,7 @@ def listed(state: ShardState, upper: Frontier, of: str | None) -> dict[str, Any]
     }
 
 
-def listed_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def summary_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield a line of headings, then one line for each shard."""
     yield _cells("shard", "object", "since", "upper", "parts", "rows", "bytes")
     for row in rows:
@@ -73,12 +73,12 @@ def _cells(*cells: object) -> str:
     return f"{shard:<28} {of:<28} {shown}"
 
 
-def inspected(
+def shard_details(
     state: ShardState, upper: Frontier, of: str | None, document: tuple[int, int], now_ms: int
 ) -> dict[str, Any]:
     """Return a document's contents, except the bytes of inline parts; `document`: its size in
     bytes, as stored and unpacked."""
-    return listed(state, upper, of) | {
+    return shard_summary(state, upper, of) | {
         "table": state.tables,
         "own_upper": _frontier(state.upper),
         "seqno": state.seqno,
@@ -142,7 +142,7 @@ def _plain(value: object) -> object:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
-def inspected_lines(report: dict[str, Any]) -> Iterator[str]:
+def detail_lines(report: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a report of `inspected`."""
     kind = " (table)" if report["table"] else ""
     yield f"shard {report['shard']}: {report['object'] or 'of no object of the catalog'}{kind}"

@@ -74,7 +74,7 @@ def list_shards(stores: CommandStores, as_json: Json = False) -> None:
     Times are those of the service: milliseconds since 1970, and where the upper is empty nothing
     will ever come.
     """
-    from actors.doors.commands.shard_reports import listed, listed_lines
+    from actors.doors.commands.shard_reports import shard_summary, summary_lines
 
     async def call(attached: AttachedClient, clock: ActorClock) -> list[dict[str, Any]]:
         of = await _owners(attached)
@@ -88,14 +88,14 @@ def list_shards(stores: CommandStores, as_json: Json = False) -> None:
             except StorageError as error:
                 rows.append({"shard": name, "object": of.get(name), "error": str(error)})
             else:
-                rows.append(listed(state, upper, of.get(name)))
+                rows.append(shard_summary(state, upper, of.get(name)))
         return rows
 
     rows = with_stores(stores, call)
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    for line in listed_lines(rows):
+    for line in summary_lines(rows):
         print(line)
 
 
@@ -103,7 +103,7 @@ def list_shards(stores: CommandStores, as_json: Json = False) -> None:
 @stands_on_stores
 def inspect_shard(stores: CommandStores, name: Name, as_json: Json = False) -> None:
     """Shows all that the document of a shard says: batches and parts, holds, leases, writers."""
-    from actors.doors.commands.shard_reports import inspected, inspected_lines
+    from actors.doors.commands.shard_reports import detail_lines, shard_details
     from actors.durable.persist.documents import size_of
     from actors.durable.persist.shard import shard_key
 
@@ -114,13 +114,13 @@ def inspect_shard(stores: CommandStores, name: Name, as_json: Json = False) -> N
         head = await attached.client.head(shard_key(found))
         of = (await _owners(attached)).get(found)
         data = head.data if head else b""
-        return inspected(state, upper, of, (len(data), size_of(data)), clock.now_ms())
+        return shard_details(state, upper, of, (len(data), size_of(data)), clock.now_ms())
 
     report = with_stores(stores, call)
     if as_json:
         print(json.dumps(report, indent=2))
         return
-    for line in inspected_lines(report):
+    for line in detail_lines(report):
         print(line)
 
 
@@ -234,10 +234,10 @@ def release(
     """
 
     async def call(attached: AttachedClient, clock: ActorClock) -> str:
-        from actors.durable.persist.handed import CONSUMER, HandedLeases
+        from actors.durable.persist.split_leases import CONSUMER, SplitLeases
 
         found = await _found(attached, name)
-        leases = HandedLeases(attached.consensus, attached.blob, stores.settings, clock)
+        leases = SplitLeases(attached.consensus, attached.blob, stores.settings, clock)
         if await leases.release(found, consumer):
             return f"shard {found}: the hold of {consumer} is given up"
         holds = (await attached.client.state(found)).holds
@@ -294,7 +294,7 @@ def verify_shards(
     are no faults (`penstock shard gc --dry-run` lists them).
     """
     from actors.doors.commands.shard_reports import verified_lines
-    from actors.durable.persist.verifying import verify
+    from actors.durable.persist.verify import verify
 
     async def call(attached: AttachedClient, clock: ActorClock) -> tuple[list[Any], list[Any]]:
         client = attached.client

@@ -93,7 +93,7 @@ def cells(found: dict[str, Any]) -> tuple[str, ...]:
         format_frontier(found["upper"]),
         f"{found['lag_ms']}{_of_target(found)} ms",
         str(found["steps"]),
-        f"{held(found)}{doing(found)}".rstrip(),
+        f"{index_size(found)}{status_text(found)}".rstrip(),
     )
 
 
@@ -112,7 +112,7 @@ def object_lines(objects: list[dict[str, Any]]) -> Iterator[str]:
         ).rstrip()
 
 
-def held(found: dict[str, Any]) -> str:
+def index_size(found: dict[str, Any]) -> str:
     """Return the size of an index in the workers, for people; empty if it has no rows."""
     if not found["held_rows"]:
         return ""
@@ -122,7 +122,7 @@ def held(found: dict[str, Any]) -> str:
     )
 
 
-def doing(found: dict[str, Any]) -> str:
+def status_text(found: dict[str, Any]) -> str:
     """Return an object's status text, with the progress of its hydration."""
     if found["state_since_ms"]:
         since = datetime.fromtimestamp(found["state_since_ms"] / 1000, UTC)
@@ -137,9 +137,9 @@ def doing(found: dict[str, Any]) -> str:
     return f"{read}; {found['text']}" if found["text"] else read
 
 
-def summary(sight: StatusSample, before: StatusSample | None) -> list[tuple[str, str]]:
+def summary(sample: StatusSample, before: StatusSample | None) -> list[tuple[str, str]]:
     """Return the service's activity as (name, value); rates are those since `before`."""
-    rows = sight.rows
+    rows = sample.rows
     reconciled = rows["reconciliation"]
     workers = {(row["replica"], row["worker"]) for row in reconciled}
     replicas = len({replica for replica, _ in workers})
@@ -154,7 +154,7 @@ def summary(sight: StatusSample, before: StatusSample | None) -> list[tuple[str,
         ("subscribes", str(len(rows["subscribes"]))),
         ("peeks", f"{len(reads)} wait" + (f", the oldest {oldest:.0f} ms" if reads else "")),
         ("dataflows", _states(row["state"] for row in rows["dataflows"])),
-        ("steps a second", _rate(sight, before)),
+        ("steps a second", _rate(sample, before)),
         ("Spark jobs", f"{len(rows['spark_jobs'])} run"),
         (
             "parts in flight",
@@ -176,7 +176,7 @@ def summary(sight: StatusSample, before: StatusSample | None) -> list[tuple[str,
     errors = rows["errors"]
     shown.append(("errors", str(len(errors)) if errors else "none"))
     for error in errors[:ERRORS_SHOWN_MAX]:
-        seconds = max(0, sight.time - error["since_ms"]) // 1000
+        seconds = max(0, sample.time - error["since_ms"]) // 1000
         what = f"{error['state']} for {seconds} s"
         shown.append((f"  {error['object']}", f"{what}: {' '.join(error['text'].split())}"))
     if len(errors) > ERRORS_SHOWN_MAX:
@@ -191,38 +191,38 @@ def _states(states: Iterator[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
 
 
-def _rate(sight: StatusSample, before: StatusSample | None) -> str:
+def _rate(sample: StatusSample, before: StatusSample | None) -> str:
     """Return the steps a second since `before`."""
     if before is None:
         return "…"
-    seconds = max(1e-3, (sight.at_ms - before.at_ms) / 1000)
-    done = _steps(sight) - _steps(before)
+    seconds = max(1e-3, (sample.at_ms - before.at_ms) / 1000)
+    done = _steps(sample) - _steps(before)
     # A restarted dataflow counts from 0: that is no negative rate.
     return f"{max(0, done) / seconds:.1f}"
 
 
-def _steps(sight: StatusSample) -> int:
-    return sum(row["steps"] for row in sight.rows["dataflows"])
+def _steps(sample: StatusSample) -> int:
+    return sum(row["steps"] for row in sample.rows["dataflows"])
 
 
-def lines(sight: StatusSample, before: StatusSample | None) -> Iterator[str]:
+def lines(sample: StatusSample, before: StatusSample | None) -> Iterator[str]:
     """Yield the lines of a snapshot."""
-    yield from object_lines(sight.objects)
+    yield from object_lines(sample.objects)
     yield ""
-    for what, much in summary(sight, before):
+    for what, much in summary(sample, before):
         yield f"{what:<24} {much}".rstrip()
 
 
-def picture(sight: StatusSample, before: StatusSample | None, note: str = "") -> Group:
+def render_screen(sample: StatusSample, before: StatusSample | None, note: str = "") -> Group:
     """Return a snapshot for a terminal; `note` is a present problem."""
     objects = Table(box=None, pad_edge=False)
     for heading in HEADINGS:
         right = heading in ("since", "upper", "lag", "steps")
         objects.add_column(heading, justify="right" if right else "left", overflow="fold")
-    for found in sight.objects:
+    for found in sample.objects:
         objects.add_row(*map(Text, cells(found)))
     does = Table(box=None, pad_edge=False, show_header=False)
-    for what, much in summary(sight, before):
+    for what, much in summary(sample, before):
         does.add_row(Text(what, "bold"), Text(much))
     said = [Text(note, "bold red")] if note else []
     return Group(objects, Text(""), does, *said)
@@ -240,18 +240,18 @@ async def watch(connect: ClientFactory, seconds: float, console: Console) -> Non
     async with anyio.create_task_group() as group:
         group.start_soon(_until_stopped, group.cancel_scope)
         if not console.is_terminal:
-            await _look_on(connect, client, seconds, partial(_print, console))
+            await _poll(connect, client, seconds, partial(_print, console))
             return
         with Live(console=console, auto_refresh=False) as screen:
 
-            def show(sight: StatusSample, before: StatusSample | None, note: str) -> None:
-                screen.update(picture(sight, before, note), refresh=True)
+            def show(sample: StatusSample, before: StatusSample | None, note: str) -> None:
+                screen.update(render_screen(sample, before, note), refresh=True)
 
-            await _look_on(connect, client, seconds, show)
+            await _poll(connect, client, seconds, show)
 
 
-def _print(console: Console, sight: StatusSample, before: StatusSample | None, note: str) -> None:
-    shown = [note] if note else [*lines(sight, before), ""]
+def _print(console: Console, sample: StatusSample, before: StatusSample | None, note: str) -> None:
+    shown = [note] if note else [*lines(sample, before), ""]
     print(*shown, sep="\n", file=console.file, flush=True)
 
 
@@ -262,7 +262,7 @@ async def _until_stopped(scope: anyio.CancelScope) -> None:
             return
 
 
-async def _look_on(
+async def _poll(
     connect: ClientFactory,
     client: Client,
     seconds: float,
@@ -276,9 +276,9 @@ async def _look_on(
             try:
                 if lost:
                     client, before, lost = await connect(), None, False
-                sight = await take_snapshot(client)
-                show(sight, before, "")
-                before = last = sight
+                sample = await take_snapshot(client)
+                show(sample, before, "")
+                before = last = sample
             except (
                 ConnectionBroken,
                 ResourceClosed,

@@ -20,7 +20,7 @@ from actors.doors.commands.console import (
 from actors.runtime.settings import Settings, load
 
 if TYPE_CHECKING:
-    from actors.durable.persist.attach import AttachedClient, ShardPlace
+    from actors.durable.persist.attach import AttachedClient, StoreLocation
     from actors.runtime.kernel import ActorClock
 
 R = TypeVar("R")
@@ -53,7 +53,7 @@ def _stores(
         typer.Option("--set", help="Any other setting: name=value. May be repeated."),
     ] = None,
 ) -> CommandStores:
-    from actors.durable.persist.attach import place_of
+    from actors.durable.persist.attach import store_location
 
     chosen = load(config, flags=parse_settings(settings or []))
     if (state_dir, blob_url, consensus_url) == (None, None, None):
@@ -62,7 +62,7 @@ def _stores(
     blob_url = blob_url or chosen.blob_url or None
     consensus_url = consensus_url or chosen.consensus_url or None
     set_up_logging("warning")
-    return CommandStores(place_of(state_dir, blob_url, consensus_url), chosen)
+    return CommandStores(store_location(state_dir, blob_url, consensus_url), chosen)
 
 
 stands_on_stores = command_with_options("stores", _stores)
@@ -72,7 +72,7 @@ def with_stores(
     stores: CommandStores,
     call: Callable[[AttachedClient, ActorClock], Awaitable[R]],
     opened: Callable[
-        [ShardPlace, Settings, ActorClock], AbstractAsyncContextManager[AttachedClient]
+        [StoreLocation, Settings, ActorClock], AbstractAsyncContextManager[AttachedClient]
     ]
     | None = None,
 ) -> R:

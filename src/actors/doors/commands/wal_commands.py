@@ -75,8 +75,8 @@ def serve(
     """Runs one acceptor until SIGINT or SIGTERM: proposers push logs to it, readers read them.
 
     The first line printed is the address, the last one `ready`. What was acknowledged is on disk
-    at any moment. A port that other machines reach needs TLS and tokens (docs/guides/operations.md,
-    Security); a token is shown as PostgreSQL's password.
+    at any moment. A port that other machines reach needs TLS and tokens
+    (docs/guides/tls-and-tokens.md); a token is shown as PostgreSQL's password.
     """
     set_up_logging(log_level)
     flags = {

@@ -319,16 +319,16 @@ def relay(
     checked_id("timeline", timeline)
     if create_slot and not slot:
         raise InvalidUsage("--create-slot: which? Give --slot NAME")
-    teller = _Teller(quiet=quiet, as_json=as_json, every_s=every)
+    reporter = _RelayReporter(quiet=quiet, as_json=as_json, every_s=every)
     token = "" if token_file is None else token_of(token_file)
     settings = settings_of(tls_certificate, tls_key, tls_authority)
-    work = _Work(
-        addresses, dsn, tenant, timeline, slot, create_slot, token, settings, timeout, teller
+    work = _RelayJob(
+        addresses, dsn, tenant, timeline, slot, create_slot, token, settings, timeout, reporter
     )
     run_loop(work.run)
 
 
-class _Teller:
+class _RelayReporter:
     """Prints progress and results."""
 
     def __init__(self, *, quiet: bool, as_json: bool, every_s: float) -> None:
@@ -361,7 +361,7 @@ class _Teller:
             print(progress_text(relay.relayed), file=sys.stderr, flush=True)
 
 
-class _Work(msgspec.Struct):
+class _RelayJob(msgspec.Struct):
     """The arguments of `relay`, and its work."""
 
     addresses: str
@@ -373,7 +373,7 @@ class _Work(msgspec.Struct):
     token: str
     settings: Settings
     elect_s: float
-    teller: _Teller
+    reporter: _RelayReporter
     is_relaying: bool = False
 
     async def run(self) -> None:
@@ -434,11 +434,11 @@ class _Work(msgspec.Struct):
             await self._elected(proposer)
             relay = WalRelay(self.dsn, self.slot, identity, proposer, clock, stopping)
             async with anyio.create_task_group() as group:
-                group.start_soon(self.teller.progress, relay)
+                group.start_soon(self.reporter.progress, relay)
                 self.is_relaying = True
-                await relay.run(lambda found: self.teller.line("relaying", found))
+                await relay.run(lambda found: self.reporter.line("relaying", found))
                 group.cancel_scope.cancel()
-            self.teller.line("ended", relay.relayed)
+            self.reporter.line("ended", relay.relayed)
 
     async def _elected(self, proposer: LeadingProposer) -> None:
         try:

@@ -18,6 +18,7 @@ from actors.doors.connect_gateway.change_streams import bind_streams
 from actors.doors.connect_gateway.error_status import unsupported
 from actors.doors.connect_gateway.frame_writes import FrameWrites
 from actors.doors.connect_gateway.gateway_sessions import GatewaySession, OpenOperation
+from actors.doors.connect_gateway.local_operations import AnswerStream
 from actors.doors.connect_gateway.object_catalog import (
     ObjectDirectory,
     ObjectNames,
@@ -27,7 +28,6 @@ from actors.doors.connect_gateway.object_catalog import (
     qualifier_of,
 )
 from actors.doors.connect_gateway.object_rows import ObjectRows, OpenedRows
-from actors.doors.connect_gateway.own_operations import AnswerStream
 from actors.doors.connect_gateway.pipelines import PipelineCommands, defines_pipeline
 from actors.doors.connect_gateway.plain_reads import DirectRead, direct_read
 from actors.doors.connect_gateway.plan_guard import PlanGuard
@@ -49,7 +49,7 @@ from actors.doors.connect_gateway.plan_rewriting import (
 )
 from actors.doors.connect_gateway.plan_routes import (
     ForwardRoute,
-    OwnRoute,
+    LocalRoute,
     nothing,
     nothing_as_command,
 )
@@ -68,7 +68,7 @@ from actors.doors.connect_gateway.session_settings import (
     WATCHED,
     check_fixed_text,
 )
-from actors.doors.connect_gateway.shown_lists import answer_shown
+from actors.doors.connect_gateway.show_statements import answer_show_statement
 from actors.doors.connect_gateway.spark_calls import SparkCalls
 from actors.doors.connect_gateway.sql_names import (
     NameParts,
@@ -88,7 +88,7 @@ from actors.doors.connect_gateway.sql_names import (
 from actors.doors.connect_gateway.statement_arguments import text_with_arguments
 from actors.doors.connect_gateway.statement_execution import ExecuteStatement, StatementDeclined
 from actors.doors.sql_session.audit import StatementAudit
-from actors.doors.sql_session.long_texts import work_on
+from actors.doors.sql_session.offloading import run_or_offload
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.protocol.relations import fold, is_relation
 from actors.runtime.errors import (
@@ -147,7 +147,7 @@ class PlanRouter:
 
     async def route(
         self, operation: OpenOperation, request: ProtoMessage, *, declined: bool = False
-    ) -> OwnRoute | ForwardRoute:
+    ) -> LocalRoute | ForwardRoute:
         """Return the way of an `ExecutePlanRequest`. `declined`: its text is no statement of the
         service. Raises errors of the service, and Spark's."""
         await _split_texts(request)
@@ -156,13 +156,13 @@ class PlanRouter:
         if text is None and not declined:
             text = self._argued_text(session, request.plan, await self._directory.names())
         if command.WhichOneof("command_type") == "pipeline_command":
-            return OwnRoute(self._pipelines.answers(session, command.pipeline_command), True)
+            return LocalRoute(self._pipelines.answers(session, command.pipeline_command), True)
         if defines_pipeline(request) and command.WhichOneof("command_type") == "sql_command":
             return self._within_pipeline(request.plan)
         if text is not None:
             if self._execute is not None and not declined and not is_query(text):
                 filled = await self._writes.filled_from_views(operation, text)
-                return filled or OwnRoute(lambda: self._run_statement(text, session), True)
+                return filled or LocalRoute(lambda: self._run_statement(text, session), True)
             self._refuse_lost(session, text, await self._directory.names())
             setting = setting_of(text)
             # A role without the right to run code is refused below, whatever it sets.
@@ -176,9 +176,9 @@ class PlanRouter:
             # Not as a text: one that may not run code gives Spark no commands.
             is_sparks = dropped is not None and fold(dropped) in session.own_views
             if dropped is not None and session.drop_view(dropped):
-                return OwnRoute(nothing_as_command)
+                return LocalRoute(nothing_as_command)
             if dropped is not None and is_sparks:
-                return OwnRoute(lambda: self._drop_view(session, dropped))
+                return LocalRoute(lambda: self._drop_view(session, dropped))
         names = await self._directory.names()
         if request.plan.WhichOneof("op_type") == "command":
             return await self._command(operation, request, names)
@@ -206,7 +206,7 @@ class PlanRouter:
             )
         return None
 
-    def _within_pipeline(self, plan: ProtoMessage) -> OwnRoute:
+    def _within_pipeline(self, plan: ProtoMessage) -> LocalRoute:
         """Return the route of a text in code that defines a pipeline: the relation itself. Raises
         `SparkCondition` for a text that is no query."""
         original = relation_of_command(plan.command.sql_command)
@@ -216,13 +216,13 @@ class PlanRouter:
                 "Code that defines a pipeline has queries alone: this statement is not carried out."
             )
         # Not analysed: it may read datasets that the run has yet to make.
-        return OwnRoute(lambda: _of_command(original))
+        return LocalRoute(lambda: _of_command(original))
 
     # -- relations -----------------------------------------------------------------------------
 
     async def _relation(
         self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
-    ) -> OwnRoute | ForwardRoute:
+    ) -> LocalRoute | ForwardRoute:
         session, root = operation.session, request.plan.root
         if root.WhichOneof("rel_type") == "catalog":
             own = self._catalog(session, root, names)
@@ -231,7 +231,7 @@ class PlanRouter:
         plain = self.plain(session, root, names)
         if plain is not None:
             self._check(session, "read", [plain.read.name], operation.rights)
-            return OwnRoute(lambda: self._read(plain, session.caller.role))
+            return LocalRoute(lambda: self._read(plain, session.caller.role))
         await self._guard.check(session, request, names)
         return await self._bound(operation, request, names)
 
@@ -285,11 +285,11 @@ class PlanRouter:
 
     def _catalog(
         self, session: GatewaySession, root: ProtoMessage, names: ObjectNames
-    ) -> OwnRoute | None:
+    ) -> LocalRoute | None:
         catalog = root.catalog
         if catalog.WhichOneof("cat_type") == "drop_temp_view":
             if session.drop_view(catalog.drop_temp_view.view_name):
-                return OwnRoute(lambda: _of_table(pa.table({"value": [True]})))
+                return LocalRoute(lambda: _of_table(pa.table({"value": [True]})))
             return None
         kind = catalog.WhichOneof("cat_type")
         if kind in ("create_table", "create_external_table"):
@@ -301,8 +301,8 @@ class PlanRouter:
         if found is None:
             return None
         if not found.added:
-            return OwnRoute(lambda: _of_table(found.rows))
-        return OwnRoute(lambda: self._listed(session, root, found))
+            return LocalRoute(lambda: _of_table(found.rows))
+        return LocalRoute(lambda: self._listed(session, root, found))
 
     async def _listed(
         self, session: GatewaySession, root: ProtoMessage, found: SparkCatalogAnswer
@@ -340,7 +340,7 @@ class PlanRouter:
 
     async def _command(
         self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
-    ) -> OwnRoute | ForwardRoute:
+    ) -> LocalRoute | ForwardRoute:
         session, command = operation.session, request.plan.command
         kind = command.WhichOneof("command_type")
         if kind == "sql_command":
@@ -366,17 +366,17 @@ class PlanRouter:
 
     async def _sql(
         self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
-    ) -> OwnRoute | ForwardRoute:
+    ) -> LocalRoute | ForwardRoute:
         session, text = operation.session, statement_of(request.plan)
         original = relation_of_command(request.plan.command.sql_command)
         if self.plain(session, original, names) is not None:
             # The client executes the relation when it wants the rows.
-            return OwnRoute(lambda: _of_command(original))
-        shown = None if text is None else answer_shown(text, names)
+            return LocalRoute(lambda: _of_command(original))
+        shown = None if text is None else answer_show_statement(text, names)
         if shown is not None:
             if not caller().runs_code:
                 shown = SparkCatalogAnswer(shown.rows)
-            return OwnRoute(lambda: self._shown(session, original, shown))
+            return LocalRoute(lambda: self._shown(session, original, shown))
         view = None if text is None else temporary_view_of(text)
         if view is not None and text is not None:
             found = self._names(session, request, names)
@@ -432,7 +432,7 @@ class PlanRouter:
 
     async def _view(
         self, session: GatewaySession, request: ProtoMessage, names: ObjectNames
-    ) -> OwnRoute | ForwardRoute:
+    ) -> LocalRoute | ForwardRoute:
         made = request.plan.command.create_dataframe_view
         found = self._names(session, made.input, names)
         if not found.read and not found.followed:
@@ -444,7 +444,7 @@ class PlanRouter:
         if made.is_global:
             raise unsupported("A global temporary view over objects of Penstock is not kept.")
         await self._define(session, made.name, made.input, names, replace=made.replace)
-        return OwnRoute(nothing)
+        return LocalRoute(nothing)
 
     async def _drop_view(self, session: GatewaySession, name: str) -> AnswerStream:
         """Drop a temporary view that Spark keeps."""
@@ -456,7 +456,7 @@ class PlanRouter:
 
     async def _define_text(
         self, session: GatewaySession, view: TemporaryViewText, names: ObjectNames
-    ) -> OwnRoute:
+    ) -> LocalRoute:
         if view.is_global or view.columns:
             raise unsupported(
                 "A temporary view over objects of Penstock is neither global nor has a list of "
@@ -466,7 +466,7 @@ class PlanRouter:
             relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=view.query))
             await self._guard.check(session, relation, names)
             await self._define(session, view.name, relation, names, replace=view.replace)
-        return OwnRoute(nothing_as_command)
+        return LocalRoute(nothing_as_command)
 
     async def _define(
         self,
@@ -669,4 +669,4 @@ async def _split_texts(request: ProtoMessage) -> None:
             continue
         text = str(getattr(message, TEXT_FIELDS[name]))
         if text not in kept:
-            kept[text] = await work_on(len(text), partial(read_names, text))
+            kept[text] = await run_or_offload(len(text), partial(read_names, text))

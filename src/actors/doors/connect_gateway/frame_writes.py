@@ -12,14 +12,14 @@ from pyspark.sql.connect.proto import base_pb2, commands_pb2, relations_pb2
 from actors.doors.client.client import TableWrite
 from actors.doors.connect_gateway.error_status import unsupported
 from actors.doors.connect_gateway.gateway_sessions import GatewaySession, OpenOperation
+from actors.doors.connect_gateway.local_operations import AnswerStream
 from actors.doors.connect_gateway.object_catalog import ObjectDirectory, ObjectNames, SharedClient
-from actors.doors.connect_gateway.own_operations import AnswerStream
 from actors.doors.connect_gateway.plan_guard import PlanGuard
 from actors.doors.connect_gateway.plan_options import check_write, creates, wants_absence
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage, plan_of
 from actors.doors.connect_gateway.plan_routes import (
     ForwardRoute,
-    OwnRoute,
+    LocalRoute,
     nothing,
     nothing_as_command,
 )
@@ -31,7 +31,7 @@ from actors.doors.connect_gateway.sql_names import (
     parse_identifier,
     parse_text,
 )
-from actors.doors.sql_session.long_texts import work_on
+from actors.doors.sql_session.offloading import run_or_offload
 from actors.doors.sql_session.row_values import schema_of
 from actors.engine.sql.statements import InsertStatement
 from actors.model.protocol.relations import fold
@@ -65,7 +65,7 @@ class FrameWrites:
         self._bound = bind
         self._check = check
 
-    async def filled_from_views(self, operation: OpenOperation, text: str) -> OwnRoute | None:
+    async def filled_from_views(self, operation: OpenOperation, text: str) -> LocalRoute | None:
         """Return the route of an INSERT whose query reads temporary views of the session; None for
         every other text. Only Spark knows these views, so it makes the rows."""
         hidden = operation.session.hidden
@@ -73,7 +73,7 @@ class FrameWrites:
         if not hidden:
             return None
         try:
-            statement = await work_on(len(text), lambda: parse_text(text))
+            statement = await run_or_offload(len(text), lambda: parse_text(text))
         except SqlSyntaxError:
             return None  # whoever carries it out says so
         if not isinstance(statement, InsertStatement) or statement.query is None:
@@ -90,7 +90,7 @@ class FrameWrites:
         relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=query))
         plan = base_pb2.ExecutePlanRequest(plan=plan_of(relation))
         await self._guard.check(operation.session, plan, names)
-        return OwnRoute(lambda: self._fill(operation, plan, names, key), True)
+        return LocalRoute(lambda: self._fill(operation, plan, names, key), True)
 
     async def _fill(
         self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames, key: str
@@ -106,7 +106,7 @@ class FrameWrites:
 
     def route(
         self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
-    ) -> OwnRoute | None:
+    ) -> LocalRoute | None:
         """Return the route of a write into a table of the service, which may be new; None for other
         writes."""
         command = request.plan.command
@@ -126,12 +126,12 @@ class FrameWrites:
         if key is None:
             if not creates(write):
                 raise UnknownObject(f"there is no table named {name!r}: create it first")
-            return OwnRoute(lambda: self._create(operation, plan, names, name), True)
+            return LocalRoute(lambda: self._create(operation, plan, names, name), True)
         if wants_absence(write):
             raise ObjectExists(f"there is a table or view named {key!r} already")
         # What is there stays as it is, as the mode asks.
         if first and write.mode == commands_pb2.WriteOperation.SAVE_MODE_IGNORE:
-            return OwnRoute(nothing)
+            return LocalRoute(nothing)
         by_position = first and write.table.save_method == (
             commands_pb2.WriteOperation.SaveTable.TABLE_SAVE_METHOD_INSERT_INTO
         )
@@ -141,7 +141,7 @@ class FrameWrites:
                 "does not replace it."
             )
         self._check(session, "write", [key])
-        return OwnRoute(
+        return LocalRoute(
             lambda: self._insert(operation, plan, names, key, by_position=by_position), True
         )
 

@@ -45,14 +45,13 @@ from actors.doors.connect_gateway.gateway_sessions import (
     SessionTable,
     key_of_request,
 )
+from actors.doors.connect_gateway.local_operations import LocalOperation, OperationTags
 from actors.doors.connect_gateway.message_budget import MessageReader, read_messages
 from actors.doors.connect_gateway.object_catalog import ObjectDirectory
-from actors.doors.connect_gateway.own_operations import OperationTags, OwnOperation
 from actors.doors.connect_gateway.plan_decoding import decode_request
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage, shown_plan
 from actors.doors.connect_gateway.plan_rights import check_form
-from actors.doors.connect_gateway.plan_routes import ForwardRoute, OwnRoute
-from actors.doors.connect_gateway.session_endings import SessionEndings
+from actors.doors.connect_gateway.plan_routes import ForwardRoute, LocalRoute
 from actors.doors.connect_gateway.session_ledger import SessionLedger
 from actors.doors.connect_gateway.session_settings import (
     check_fixed,
@@ -60,6 +59,7 @@ from actors.doors.connect_gateway.session_settings import (
     seen_settings,
     settings_without_code,
 )
+from actors.doors.connect_gateway.session_termination import SessionTerminator
 from actors.doors.connect_gateway.spark_calls import SparkCalls
 from actors.doors.connect_gateway.spark_upstream import SparkUpstream, is_forgotten, passed_on
 from actors.doors.connect_gateway.statement_execution import StatementDeclined
@@ -146,7 +146,9 @@ class GatewayCalls:
         self._control = MessageReader(control_max, message_max, wait_ms)
         self._work = MessageReader(work_max, message_max, wait_ms)
         self._sessions = SessionTable(settings, run)
-        self._endings = SessionEndings(opened, self._sessions, run, self._release, self._give_up)
+        self._terminator = SessionTerminator(
+            opened, self._sessions, run, self._release, self._give_up
+        )
         self._opening = anyio.Lock()
 
     def handlers(self) -> Any:
@@ -270,7 +272,7 @@ class GatewayCalls:
                     first = {} if who.runs_code else settings_without_code(self._settings)
                     opened = await self._calls.open_session(request, first)
                     await self._check_new(request, opened)
-                    found = self._endings.add_session(key, opened, who, self._upstream.server)
+                    found = self._terminator.add_session(key, opened, who, self._upstream.server)
         if observed_session(request) not in ("", found.server_side_session_id):
             raise session_changed(key.session_id)
         found.ran_code = found.ran_code or who.runs_code
@@ -453,7 +455,7 @@ class GatewayCalls:
                 await self._check_streams(session)
             # What is read for the plan is part of the operation: bounded, and ended with it.
             route = await self._router.route(operation, request)
-            if isinstance(route, OwnRoute):
+            if isinstance(route, LocalRoute):
                 await self._begin_own(operation, route, request, reattachable=reattachable)
                 try:
                     over = await self._stream_own(operation, context, "", reattachable)
@@ -461,7 +463,7 @@ class GatewayCalls:
                 except StatementDeclined:
                     operation.own = None
                 route = await self._router.route(operation, request, declined=True)
-            if isinstance(route, OwnRoute):
+            if isinstance(route, LocalRoute):
                 await self._begin_own(operation, route, request, reattachable=reattachable)
                 over = await self._stream_own(operation, context, "", reattachable)
             else:
@@ -486,7 +488,7 @@ class GatewayCalls:
     async def _begin_own(
         self,
         operation: OpenOperation,
-        route: OwnRoute,
+        route: LocalRoute,
         request: ProtoMessage,
         *,
         reattachable: bool,
@@ -499,7 +501,7 @@ class GatewayCalls:
         names = OperationTags(
             session.key.session_id, session.server_side_session_id, operation.operation_id
         )
-        operation.own = OwnOperation(
+        operation.own = LocalOperation(
             names, route.answers, tags=frozenset(request.tags), reattachable=reattachable
         )
         self._run(operation.own.run)
@@ -717,7 +719,7 @@ class GatewayCalls:
         told = await self._known(session, self._pass_on("CloneSession", data, context))
         answer = base_pb2.CloneSessionResponse.FromString(told)
         key = session.key._replace(session_id=answer.new_session_id)
-        made = self._endings.add_session(
+        made = self._terminator.add_session(
             key, answer.new_server_side_session_id, session.caller, self._upstream.server
         )
         made.ran_code = session.ran_code

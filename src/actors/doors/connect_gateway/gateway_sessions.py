@@ -16,7 +16,7 @@ import anyio
 from actors.control.access.open_sessions import OpenSession, ReadRights
 from actors.doors.connect_gateway.callers import NOBODY, CallerIdentity
 from actors.doors.connect_gateway.error_status import SparkCondition, operation_abandoned
-from actors.doors.connect_gateway.own_operations import OwnOperation
+from actors.doors.connect_gateway.local_operations import LocalOperation
 from actors.doors.connect_gateway.pipeline_graph import DataflowGraph
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.doors.connect_gateway.session_settings import statement_effect
@@ -57,7 +57,7 @@ class OpenOperation:
         self.session = session
         self.operation_id = operation_id
         self._write_s = write_timeout_ms / 1000
-        self.own: OwnOperation | None = None
+        self.own: LocalOperation | None = None
         self.changes = False
         """True if the gateway's own operation may change something of the service."""
         self.rows = AsyncExitStack()

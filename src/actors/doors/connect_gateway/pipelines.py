@@ -18,8 +18,8 @@ from pyspark.sql.connect.proto import base_pb2
 from actors.control.controller.catalog.catalog import CatalogObject
 from actors.doors.connect_gateway.error_status import unsupported
 from actors.doors.connect_gateway.gateway_sessions import GatewaySession
+from actors.doors.connect_gateway.local_operations import AnswerStream
 from actors.doors.connect_gateway.object_catalog import ObjectDirectory, SharedClient
-from actors.doors.connect_gateway.own_operations import AnswerStream
 from actors.doors.connect_gateway.pipeline_graph import (
     DataflowGraph,
     PipelineDataset,

@@ -23,9 +23,9 @@ from actors.doors.connect_gateway.sql_names import (
     rename_chains,
 )
 from actors.engine.sql.tokens import quote_name
+from actors.engine.views.plain_read import PlainRead
 from actors.engine.views.plain_sql import query_text
 from actors.engine.views.read_choice import choose_query
-from actors.engine.views.simple import SimpleRead
 from actors.model.plan.schema import TableSchema, arrow_type
 from actors.model.protocol.relations import is_relation
 from actors.runtime.errors import QueryRejected
@@ -40,7 +40,7 @@ class DirectRead(msgspec.Struct, frozen=True):
     """A plain read: its text, and what it reads of which object."""
 
     sql: str
-    read: SimpleRead
+    read: PlainRead
     schema: TableSchema
     """Columns of the object."""
 

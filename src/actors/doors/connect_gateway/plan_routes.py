@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pyarrow as pa
 
-from actors.doors.connect_gateway.own_operations import AnswerStream
+from actors.doors.connect_gateway.local_operations import AnswerStream
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.doors.connect_gateway.row_messages import (
     answer_relation,
@@ -16,7 +16,7 @@ from actors.doors.connect_gateway.row_messages import (
 )
 
 
-class OwnRoute(msgspec.Struct, frozen=True):
+class LocalRoute(msgspec.Struct, frozen=True):
     """The gateway answers by itself."""
 
     answers: Callable[[], AnswerStream]

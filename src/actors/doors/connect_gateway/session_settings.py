@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from actors.control.access.access_rules import code_refusal
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.engine.catalyst import permitted_settings
-from actors.engine.catalyst.permitted_settings import NAMES, PREFIXES, is_of_meaning
+from actors.engine.catalyst.permitted_settings import NAMES, PREFIXES, affects_results
 from actors.runtime.errors import AccessDenied, InvalidUsage
 from actors.runtime.settings import Settings
 
@@ -49,7 +49,7 @@ them, and names, literals and types do not."""
 COMPUTED_CHANGES: Final = frozenset({"EXECUTE", "BEGIN"})
 """First words of texts that may change settings without naming them here."""
 WATCHED: Final = frozenset(
-    {*_STATEMENTS, *filter(is_of_meaning, NAMES), "spark.sql.storeAssignmentPolicy"}
+    {*_STATEMENTS, *filter(affects_results, NAMES), "spark.sql.storeAssignmentPolicy"}
 )
 """Settings that such a text is looked for in afterwards."""
 StatementEffect = Literal["obeyed", "refused", "none"]
@@ -119,7 +119,7 @@ def statement_effect(name: str) -> StatementEffect:
     """
     if name in _STATEMENTS:
         return "obeyed"
-    if is_of_meaning(name):
+    if affects_results(name):
         return "refused"
     # Of those that nobody has looked at, each may change rows.
     known = name in NAMES or name in SEEN_WITHOUT_CODE or name in _FIXED

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import anyio
 
-from actors.engine.sql.shown_statements import blanked
+from actors.engine.sql.redaction import redact_text
 from actors.engine.sql.statements import (
     ChangeStatement,
     SqlStatement,
@@ -99,7 +99,7 @@ class StatementAudit:
             if outcome != DONE or not failures_only:
                 # Behind the statement, so that it does not wait for its line.
                 name = kind if statement is None else kind_of(statement)
-                shown = blanked(text, self._dialect, statement)
+                shown = redact_text(text, self._dialect, statement)
                 objects = objects_of_statement(statement, text, known or {})
                 self._write(name, objects, outcome, anyio.current_time() - began, shown)
 

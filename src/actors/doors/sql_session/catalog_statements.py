@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from actors.doors.sql_session.change_statements import SHOWN_KINDS
 from actors.doors.sql_session.context import PLAIN_VIEW, QUERIED_KINDS, SessionContext
-from actors.doors.sql_session.reading import explain_query
+from actors.doors.sql_session.ddl_statements import SHOWN_KINDS
+from actors.doors.sql_session.query_statements import explain_query
 from actors.doors.sql_session.results import StatementResult, result_of
 from actors.doors.sql_session.row_values import SqlParameter
 from actors.engine.sql import statements as sql
@@ -197,10 +197,14 @@ def _default_rows(found: ObjectStatus) -> list[tuple[str, str, str]]:
 async def explain(
     context: SessionContext, statement: sql.ExplainStatement, parameters: Parameters
 ) -> StatementResult:
-    """Return the plan of a query's reading, or of a view before it is created, a line each."""
+    """Return how a query would be read or a view is maintained, as rows of one line each."""
+    if statement.view:
+        found = await context.catalog.find_present(statement.view)
+        return _lines_of_plan(await context.client.explain(found.name))
     inner = statement.statement
     if isinstance(inner, sql.ChangeStatement):
         return await _explained_view(context, inner, parameters)
+    assert inner is not None
     if statement.mode == "incremental":
         return await _explained(context, inner.query, parameters)
     return text_result(
@@ -228,6 +232,10 @@ async def _explained(
         text = await context.client.explain_query(
             query.text, spark_conf=context.spark_conf(), refresh_policy=policy
         )
+    return _lines_of_plan(text)
+
+
+def _lines_of_plan(text: str) -> StatementResult:
     return text_result(["plan"], [(line,) for line in text.splitlines()])
 
 

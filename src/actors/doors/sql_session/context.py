@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -26,10 +27,9 @@ import pyarrow as pa
 
 from actors.control.access.open_sessions import ReadObjects, ReadRights
 from actors.doors.client.client import Client, TableWrite
-from actors.doors.sql_session.error_places import places_in
-from actors.doors.sql_session.long_texts import work_on
-from actors.doors.sql_session.placed_text import PlacedText, placed
-from actors.doors.sql_session.read_only import ReadOnlyTransaction, command_of, only_reads
+from actors.doors.sql_session.error_positions import map_positions
+from actors.doors.sql_session.mapped_sql import MappedSql, concat_sql
+from actors.doors.sql_session.offloading import run_or_offload
 from actors.doors.sql_session.row_values import NotLocal, SqlParameter, literal_value
 from actors.doors.sql_session.session_settings import (
     ISOLATION,
@@ -40,15 +40,28 @@ from actors.doors.sql_session.session_settings import (
     setting_named,
 )
 from actors.doors.sql_session.session_variables import SessionVariables
+from actors.doors.sql_session.time_literals import TimeLiterals
 from actors.doors.sql_session.transaction import OpenTransaction
-from actors.doors.sql_session.typed_texts import typed_literal
-from actors.doors.sql_session.written_times import WrittenTimes
+from actors.doors.sql_session.typed_literals import typed_literal
 from actors.engine.sql.dialects import SparkText, to_spark, without_schema
 from actors.engine.sql.object_names import CATALOGS, SCHEMAS, object_name
-from actors.engine.sql.statements import QualifiedName, QueryStatement, SqlStatement, TextSpan
+from actors.engine.sql.statements import (
+    ChangeStatement,
+    CopyStatement,
+    QualifiedName,
+    QueryStatement,
+    ReadingStatement,
+    SqlStatement,
+    TextSpan,
+)
 from actors.engine.sql.tokens import SqlDialect
+from actors.engine.sql.type_dependent_places import (
+    PlaceFinder,
+    PlaceRoles,
+    marked_length,
+    marked_queries,
+)
 from actors.engine.sql.type_names import WrittenType
-from actors.engine.sql.typed_places import PlaceFinder, PlaceRoles, queried_length, typed_queries
 from actors.engine.views.plain_sql import query_text
 from actors.engine.views.plain_views import inline_views
 from actors.engine.views.read_choice import QueryChoice, choose_query
@@ -81,6 +94,12 @@ class ActiveTransaction(InvalidUsage):
     sqlstate = "25001"
 
 
+class ReadOnlyTransaction(InvalidUsage):
+    """A statement would change something in a transaction that only reads."""
+
+    sqlstate = "25006"
+
+
 def schemas_of(
     objects: Iterable[ObjectStatus], kinds: Container[str] | None = None
 ) -> dict[str, TableSchema]:
@@ -90,6 +109,30 @@ def schemas_of(
         for each in objects
         if each.schema is not None and (kinds is None or each.kind in kinds)
     }
+
+
+def only_reads(statement: SqlStatement) -> bool:
+    """Return whether a statement changes nothing."""
+    if isinstance(statement, CopyStatement):
+        return statement.direction == "to"
+    return isinstance(statement, ReadingStatement)
+
+
+def command_of(statement: SqlStatement) -> str:
+    """Return the command of a statement, for an error.
+
+    >>> from actors.engine.sql.grammar import parse_statement
+    >>> command_of(parse_statement("DROP TABLE t")), command_of(parse_statement("DELETE FROM t"))
+    ('DROP TABLE', 'DELETE')
+    """
+    match statement:
+        case ChangeStatement(command=command):
+            return command
+        case CopyStatement():
+            return "COPY FROM"
+    # The classes are named after their commands.
+    words = re.findall("[A-Z][a-z]*", type(statement).__name__.removesuffix("Statement"))
+    return " ".join(words).upper()
 
 
 class SessionCatalog:
@@ -247,16 +290,16 @@ class SessionContext:
 
     # -- texts -------------------------------------------------------------------------------------
 
-    def spark(self, span: TextSpan, parameters: Sequence[SqlParameter] = ()) -> PlacedText:
+    def spark(self, span: TextSpan, parameters: Sequence[SqlParameter] = ()) -> MappedSql:
         """Return a query or an expression of the statement in Spark's dialect, with its places.
         Raises `SqlSyntaxError`."""
         if self.dialect is SqlDialect.SPARK:
-            return PlacedText.of(span, SparkText(without_schema(span.alone(), SCHEMAS, CATALOGS)))
+            return MappedSql.of(span, SparkText(without_schema(span.as_text(), SCHEMAS, CATALOGS)))
         literals = [each.text for each in parameters]
         times = self.times
-        with places_in(span):
+        with map_positions(span):
             spark = to_spark(
-                span.alone(),
+                span.as_text(),
                 literals,
                 # In UTC, which has no summer time, Spark reads all as PostgreSQL does.
                 None if times.is_utc else times,
@@ -264,7 +307,7 @@ class SessionContext:
                 name_columns=True,
                 role_of=lambda offset: self._role_of(span, offset),
             )
-        return PlacedText.of(span, spark)
+        return MappedSql.of(span, spark)
 
     def _role_of(self, span: TextSpan, offset: int) -> str:
         place = span.place_of(offset) if self._roles else None
@@ -283,21 +326,21 @@ class SessionContext:
         find = self.find_places
         if find is None:
             return {}
-        size = queried_length(statement)
-        queries = await work_on(size, lambda: typed_queries(statement)) if size else []
+        size = marked_length(statement)
+        queries = await run_or_offload(size, lambda: marked_queries(statement)) if size else []
         if not queries:
             return {}
         schemas = schemas_of(await self.catalog.known())
-        return await work_on(size, lambda: find(queries, schemas))
+        return await run_or_offload(size, lambda: find(queries, schemas))
 
     def _read_typed(self, text: str, kind: WrittenType) -> str:
         return typed_literal(text, kind, self.zone)
 
     async def spark_off_loop(
         self, span: TextSpan, parameters: Sequence[SqlParameter] = ()
-    ) -> PlacedText:
+    ) -> MappedSql:
         """Return what `spark` does; a long text is rewritten in a thread."""
-        return await work_on(len(span.text), lambda: self.spark(span, parameters))
+        return await run_or_offload(len(span.text), lambda: self.spark(span, parameters))
 
     # -- the time zone -----------------------------------------------------------------------------
 
@@ -348,11 +391,11 @@ class SessionContext:
             self._written_in = before
 
     @property
-    def times(self) -> WrittenTimes:
+    def times(self) -> TimeLiterals:
         """Return what reads times without a zone in the statement."""
         here = self.zone
         zone, for_others = self._written_in or (here, False)
-        return WrittenTimes(zone, here, for_others, self.dialect is SqlDialect.SPARK)
+        return TimeLiterals(zone, here, for_others, self.dialect is SqlDialect.SPARK)
 
     @property
     def deadline_ms(self) -> int | None:
@@ -389,7 +432,7 @@ class SessionContext:
     async def _computed(
         self, expression: TextSpan, parameters: Sequence[SqlParameter]
     ) -> int | datetime | str | None:
-        text = placed("SELECT ", self.spark(expression, parameters), " AS moment")
+        text = concat_sql("SELECT ", self.spark(expression, parameters), " AS moment")
         rows = await self.collect(text.around(expression))
         found: int | datetime | str | None = rows[0][0].as_py() if rows.num_rows else None
         return found
@@ -428,7 +471,7 @@ class SessionContext:
         return ReadRights(self.client.session)
 
     async def rows(
-        self, query: PlacedText, as_of: Time | None, rights: ReadRights | None = None
+        self, query: MappedSql, as_of: Time | None, rights: ReadRights | None = None
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield the rows of a query in Spark's dialect, at least one batch, and note in `rights`
         what they are of. Without `as_of` it sees every write that was acknowledged."""
@@ -444,7 +487,7 @@ class SessionContext:
             async for batch in found:
                 yield batch
 
-    async def collect(self, query: PlacedText, as_of: Time | None = None) -> pa.Table:
+    async def collect(self, query: MappedSql, as_of: Time | None = None) -> pa.Table:
         """Return all rows of a query in Spark's dialect. Raises `InvalidUsage` for more bytes than
         a statement may hold."""
         limit = self.settings.sql_rows_bytes_max
@@ -461,7 +504,7 @@ class SessionContext:
                     )
         return pa.Table.from_batches(batches)
 
-    async def describe(self, query: PlacedText) -> TableSchema:
+    async def describe(self, query: MappedSql) -> TableSchema:
         """Return the columns of a query in Spark's dialect, which is not run."""
         async with self.placed_errors(query):
             return await self.client.describe_query(query.text, spark_conf=self.spark_conf())
@@ -469,7 +512,7 @@ class SessionContext:
     # -- errors ------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def placed_errors(self, query: PlacedText) -> AsyncIterator[None]:
+    async def placed_errors(self, query: MappedSql) -> AsyncIterator[None]:
         """Give errors of Spark in this query their place in the statement that the user wrote."""
         try:
             yield
@@ -477,7 +520,7 @@ class SessionContext:
             error.position = await self._place(str(error), query)
             raise
 
-    async def _place(self, message: str, query: PlacedText) -> int | None:
+    async def _place(self, message: str, query: MappedSql) -> int | None:
         """Return the place in the statement that a message of Spark's names; None: it names none,
         or one in a text that the user did not write."""
         if not names_place(message):

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.doors.sql_session.context import SessionContext
-from actors.doors.sql_session.placed_text import PlacedText, placed
+from actors.doors.sql_session.mapped_sql import MappedSql, concat_sql
 from actors.doors.sql_session.row_arithmetic import arithmetic_of, computed_array
 from actors.doors.sql_session.row_values import (
     NotLocal,
@@ -95,7 +95,7 @@ class TableScope(msgspec.Struct, frozen=True):
         """Return the default of a column as an expression of Spark's, of the column's type."""
         return _default_literal(self.values.get(column.name), column)
 
-    def spark(self, span: TextSpan) -> PlacedText:
+    def spark(self, span: TextSpan) -> MappedSql:
         """Return a part of the statement in Spark's dialect."""
         return self.context.spark(span, self.parameters)
 
@@ -144,7 +144,7 @@ async def with_defaults(scope: TableScope, wanted: Callable[[], Collection[str]]
     if rest:
         casts = (f"CAST(({defaults[each.name].text}) AS {each.type})" for each in rest)
         with context.as_service():
-            rows = await context.collect(placed(f"SELECT {', '.join(casts)}"))
+            rows = await context.collect(concat_sql(f"SELECT {', '.join(casts)}"))
         for number, column in enumerate(rest):
             values[column.name] = rows.column(number).cast(arrow_type(column.type))[0]
     return msgspec.structs.replace(scope, values=values, digest=defaults_digest(defaults))
@@ -235,13 +235,13 @@ async def _computed_value(
     context: SessionContext,
     table: str,
     column: TableColumn,
-    query: PlacedText,
+    query: MappedSql,
     span: TextSpan,
 ) -> pa.Array:
     """Return the value that Spark computes, after its checks."""
     # Without FROM no name is a column. The condition of a join refuses what is not deterministic,
     # and aggregates, windows and generators, so that what is left is constant in a statement.
-    asked = placed(
+    asked = concat_sql(
         "SELECT CAST(",
         query.before(f" AS {column.type}) AS value"),
         ", (",
@@ -327,22 +327,22 @@ def cast_or_default(
     *,
     cast: bool = True,
     as_text: bool = False,
-) -> PlacedText:
+) -> MappedSql:
     """Return an expression of the statement, cast to a column's type (unless `cast` is False), or
     the column's default. `as_text`: a number that must be exact is given as its digits
     (`number_text`)."""
     context = scope.context
     exact = context.dialect is SqlDialect.POSTGRES
 
-    def known(literal: str) -> PlacedText:
-        return placed((as_text and number_text(literal, column.type)) or literal)
+    def known(literal: str) -> MappedSql:
+        return concat_sql((as_text and number_text(literal, column.type)) or literal)
 
     # DEFAULT is no expression.
     if is_default(span):
         return known(scope.default(column))
     moment = _moment_literal(context, span) if column.type == "timestamp" else None
     if moment is not None:
-        return placed(f"CAST('{moment}' AS timestamp)").around(span)
+        return concat_sql(f"CAST('{moment}' AS timestamp)").around(span)
     if exact:
         # A text is read as PostgreSQL does, and not as Spark casts it.
         try:

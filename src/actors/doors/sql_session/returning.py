@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.doors.sql_session.default_values import TableScope
-from actors.doors.sql_session.placed_text import PlacedText, joined, placed
+from actors.doors.sql_session.mapped_sql import MappedSql, concat_sql, join_sql
 from actors.doors.sql_session.results import StatementResult, rows_of
 from actors.doors.sql_session.row_values import values_query
 from actors.doors.sql_session.transaction import OVERLAY_ROWS_MAX, as_stored
@@ -99,11 +99,11 @@ class ReturningList:
             del folded[0]
         return folded in ([], [fold(self._qualifier)])
 
-    def _query(self, rows: str) -> PlacedText:
+    def _query(self, rows: str) -> MappedSql:
         """Return the query of the expressions over these rows, with their number behind them."""
         qualifier = quote_name(self._qualifier)
-        items = joined("", [self._scope.spark(span).before(", ") for span in self._spans])
-        query = placed("SELECT ", items, f"{qualifier}.{_ROW} FROM ({rows}) AS {qualifier}")
+        items = join_sql("", [self._scope.spark(span).before(", ") for span in self._spans])
+        query = concat_sql("SELECT ", items, f"{qualifier}.{_ROW} FROM ({rows}) AS {qualifier}")
         # An error in none of them, as of an aggregate beside the number, is of the list.
         return query.around(self._spans[0])
 

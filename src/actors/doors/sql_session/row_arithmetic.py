@@ -52,12 +52,12 @@ def computed_array(
     Raises:
         NotLocal: Spark must compute it.
 
-    >>> from actors.engine.sql.statements import composed
+    >>> from actors.engine.sql.statements import generated_span
     >>> from actors.engine.sql.tokens import SqlDialect
     >>> schema = TableSchema((TableColumn("a", "int"), TableColumn("b", "decimal(6,2)")))
     >>> rows = pa.table({"a": [1, None], "b": [Decimal("1.50"), Decimal("2.50")]}, schema.arrow())
     >>> def computed(text, column):
-    ...     node = arithmetic_of(composed(SqlDialect.SPARK, text), ())
+    ...     node = arithmetic_of(generated_span(SqlDialect.SPARK, text), ())
     ...     return computed_array(node, rows, schema, "t", schema.columns[column]).to_pylist()
     >>> computed("t.a * 3 - 1", 0), computed("b + a", 1)
     ([2, None], [Decimal('2.50'), None])

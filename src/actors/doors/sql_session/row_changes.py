@@ -16,8 +16,8 @@ import pyarrow as pa
 from actors.doors.client.client import TableWrite
 from actors.doors.sql_session.context import SessionContext
 from actors.doors.sql_session.default_values import TableScope
+from actors.doors.sql_session.mapped_sql import MappedSql
 from actors.doors.sql_session.own_changes import read_own_row
-from actors.doors.sql_session.placed_text import PlacedText
 from actors.doors.sql_session.returning import ReturningList
 from actors.doors.sql_session.transaction import PendingChange, as_stored, count_rows
 from actors.runtime.errors import AbsentRow, WriteConflict
@@ -35,7 +35,7 @@ class ComputedChange(msgspec.Struct, frozen=True):
     count: int
 
 
-async def read_rows(context: SessionContext, text: PlacedText) -> pa.Table:
+async def read_rows(context: SessionContext, text: MappedSql) -> pa.Table:
     """Return the rows of a query in Spark's dialect: of an open transaction at its time and with
     its own changes, else the latest."""
     transaction = context.transaction

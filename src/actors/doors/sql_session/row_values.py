@@ -16,12 +16,12 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from actors.doors.sql_session.written_times import WrittenTimes, local_in, moment_in
+from actors.doors.sql_session.time_literals import TimeLiterals, local_in, moment_in
 from actors.engine.sql.reader import StatementReader
 from actors.engine.sql.statements import TextSpan
 from actors.engine.sql.tokens import SqlDialect, SqlToken, quote_name, quote_text
 from actors.engine.sql.type_names import read_written_type
-from actors.model.pgwire.column_parsing import Rounding, fitted
+from actors.model.pgwire.column_parsing import Rounding, fit_value
 from actors.model.pgwire.sqlstate import NUMBER_OUT_OF_RANGE, InvalidClientData
 from actors.model.pgwire.type_map import pg_type
 from actors.model.pgwire.value_parsing import parse_array, parse_bytea, parse_text_value
@@ -79,10 +79,10 @@ def literal_value(span: TextSpan, parameters: Sequence[SqlParameter]) -> Any:
     (without a zone: of the session's); a string or a parameter as a `SqlParameter`, whose type may
     be that of its place; `DEFAULT_MARK` for DEFAULT.
 
-    >>> from actors.engine.sql.statements import composed
-    >>> literal_value(composed(SqlDialect.SPARK, "-12"), ())
+    >>> from actors.engine.sql.statements import generated_span
+    >>> literal_value(generated_span(SqlDialect.SPARK, "-12"), ())
     -12
-    >>> literal_value(composed(SqlDialect.POSTGRES, "$1"), (SqlParameter("a", "'a'"),)).value
+    >>> literal_value(generated_span(SqlDialect.POSTGRES, "$1"), (SqlParameter("a", "'a'"),)).value
     'a'
 
     Raises:
@@ -176,7 +176,7 @@ def column_array(
     values: Sequence[Any],
     column: TableColumn,
     *,
-    times: WrittenTimes,
+    times: TimeLiterals,
     defaults: DefaultValues | None = None,
 ) -> pa.Array:
     """Return the values of `literal_value` as an array of a column's type.
@@ -201,7 +201,7 @@ def column_array(
         raise NotLocal from None
 
 
-def _fitted(value: Any, spark: str, kind: pa.DataType, *, times: WrittenTimes) -> Any:
+def _fitted(value: Any, spark: str, kind: pa.DataType, *, times: TimeLiterals) -> Any:
     # A default has the column's type already.
     if isinstance(value, pa.Scalar):
         return value
@@ -257,14 +257,14 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _number_fitted(
-    value: int | Decimal, kind: pa.DataType, *, times: WrittenTimes
+    value: int | Decimal, kind: pa.DataType, *, times: TimeLiterals
 ) -> int | Decimal:
     """Return a number as its column holds it. Raises `InvalidClientData` for one that is out of
     range: Spark's error would not say which value it is."""
     if pa.types.is_decimal(kind):
         # Spark rounds, PostgreSQL's numeric without a precision never.
         rounding = Rounding.ALL if times.as_spark else Rounding.DECLARED
-        rounded: Decimal = fitted(Decimal(value), kind, rounding)
+        rounded: Decimal = fit_value(Decimal(value), kind, rounding)
         return rounded
     limit = 1 << (kind.bit_width - 1)
     if not -limit <= value < limit:
@@ -277,13 +277,13 @@ def _is_kept(cast: str, spark: str) -> bool:
     return cast in ("", spark) or (cast == "string" and text_limit(spark) is not None)
 
 
-def _parsed(text: str, spark: str, kind: pa.DataType, *, times: WrittenTimes) -> Any:
+def _parsed(text: str, spark: str, kind: pa.DataType, *, times: TimeLiterals) -> Any:
     """Return a text as a value of a type, if it is written in the plainest form. Raises
     `InvalidClientData` for what PostgreSQL alone can read, and refuses."""
     if pa.types.is_binary(kind):
         return parse_bytea(text)
     if _is_number(kind) or pa.types.is_boolean(kind):
-        return fitted(parse_text_value(text, pg_type(kind).oid), kind)
+        return fit_value(parse_text_value(text, pg_type(kind).oid), kind)
     if pa.types.is_list(kind):
         (element,) = inner_types(spark)
         words = [

@@ -14,20 +14,20 @@ import pyarrow as pa
 
 from actors.doors.client.client import Client
 from actors.doors.sql_session import catalog_statements as catalog
-from actors.doors.sql_session import merging, writing
-from actors.doors.sql_session.change_statements import (
+from actors.doors.sql_session import merge_statements, write_statements
+from actors.doors.sql_session.context import ActiveTransaction, SessionContext
+from actors.doors.sql_session.cursors import SessionCursors, SpawnTask
+from actors.doors.sql_session.ddl_statements import (
     TOKEN_COLUMNS,
     change,
     create_table_as,
     create_token,
 )
-from actors.doors.sql_session.context import ActiveTransaction, SessionContext
-from actors.doors.sql_session.cursors import SessionCursors, SpawnTask
-from actors.doors.sql_session.error_places import (
-    rows_without_places,
-    without_places,
+from actors.doors.sql_session.error_positions import (
+    drop_positions,
+    rows_without_positions,
 )
-from actors.doors.sql_session.reading import read_query
+from actors.doors.sql_session.query_statements import read_query
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter
 from actors.doors.sql_session.session_settings import (
@@ -37,8 +37,8 @@ from actors.doors.sql_session.session_settings import (
     setting_named,
 )
 from actors.doors.sql_session.session_variables import SessionVariables
-from actors.doors.sql_session.shown_creation import show_create
-from actors.doors.sql_session.subscribing import subscribe, subscribe_shape
+from actors.doors.sql_session.show_create import show_create
+from actors.doors.sql_session.subscribe_statements import subscribe, subscribe_shape
 from actors.doors.sql_session.transaction import OpenTransaction
 from actors.engine.sql import statements as sql
 from actors.engine.sql.grammar import ParsedStatement, parse_span, parse_statements
@@ -169,14 +169,14 @@ class SqlSession:
                 if kept is None:
                     raise unknown_statement(statement.name)
                 given = self._arguments(statement, kept.types, parameters)
-                with without_places(), self.context.written_in(kept.zone):
+                with drop_positions(), self.context.written_in(kept.zone):
                     return await self.describe(kept.statement, given)
             case sql.FetchCursorStatement():
                 return None if statement.move else self.cursors.shape(statement.name)
             case sql.CreateTokenStatement():
                 return TOKEN_COLUMNS
             case sql.InsertStatement() | sql.UpdateStatement() | sql.DeleteStatement():
-                return await writing.returned_shape(self.context, statement, parameters)
+                return await write_statements.returned_shape(self.context, statement, parameters)
         # Only what changes nothing is carried out here; an EXECUTE may be of any statement.
         if not isinstance(statement, sql.ShowingStatement):
             return None
@@ -386,7 +386,7 @@ class SqlSession:
     async def fetch(self, statement: sql.FetchCursorStatement, _: Parameters) -> StatementResult:
         """Return the next rows of a cursor; MOVE passes them over."""
         # The query's text came with DECLARE.
-        with without_places():
+        with drop_positions():
             result = await self.cursors.fetch(statement.name, statement.count)
         if not statement.move:
             return result
@@ -424,10 +424,10 @@ class SqlSession:
             raise unknown_statement(statement.name)
         given = self._arguments(statement, kept.types, parameters)
         # The statement's text came with PREPARE.
-        with without_places(), self.context.written_in(kept.zone):
+        with drop_positions(), self.context.written_in(kept.zone):
             result = await self.execute(kept.statement, given)
         if result.batches is not None:
-            result.batches = rows_without_places(result.batches)
+            result.batches = rows_without_positions(result.batches)
         return result
 
     def _arguments(
@@ -497,10 +497,10 @@ def _without_parameters(
 STATEMENTS: Final[dict[type[sql.SqlStatement], StatementHandler]] = {
     sql.QueryStatement: _with_parameters(read_query),
     sql.SubscribeStatement: _with_parameters(subscribe),
-    sql.InsertStatement: _with_parameters(writing.insert),
-    sql.UpdateStatement: _with_parameters(writing.update),
-    sql.DeleteStatement: _with_parameters(writing.delete),
-    sql.MergeStatement: _with_parameters(merging.merge),
+    sql.InsertStatement: _with_parameters(write_statements.insert),
+    sql.UpdateStatement: _with_parameters(write_statements.update),
+    sql.DeleteStatement: _with_parameters(write_statements.delete),
+    sql.MergeStatement: _with_parameters(merge_statements.merge),
     sql.ChangeStatement: _with_parameters(change),
     sql.CreateTableAsStatement: _with_parameters(create_table_as),
     sql.RefreshViewStatement: _without_parameters(catalog.refresh_view),

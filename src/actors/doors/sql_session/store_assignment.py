@@ -14,7 +14,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.doors.sql_session.placed_text import PlacedText, joined, placed
+from actors.doors.sql_session.mapped_sql import MappedSql, concat_sql, join_sql
 from actors.engine.sql.tokens import quote_text
 from actors.model.pgwire.sqlstate import INEXACT, UNFIT
 from actors.model.plan.schema import UNBOUNDED_NUMERIC, TableColumn, arrow_type
@@ -96,7 +96,7 @@ def fails_by_cast(conf: Mapping[str, str]) -> bool:
     return conf.get(ANSI, "true").lower() == "true"
 
 
-def assigned_cast(value: PlacedText, column: TableColumn, conf: Mapping[str, str]) -> PlacedText:
+def assigned_cast(value: MappedSql, column: TableColumn, conf: Mapping[str, str]) -> MappedSql:
     """Return a value cast to the type of its column, which fails for one that does not fit.
 
     Args:
@@ -108,13 +108,13 @@ def assigned_cast(value: PlacedText, column: TableColumn, conf: Mapping[str, str
         InvalidUsage: CAST does not fail under these settings, and what this column or value is
             cannot be checked in its place.
 
-    >>> assigned_cast(placed("a + 1"), TableColumn("a", "int"), {}).text
+    >>> assigned_cast(concat_sql("a + 1"), TableColumn("a", "int"), {}).text
     'CAST(a + 1 AS int)'
     """
     type_ = column.type
     # Every value has a text.
     if fails_by_cast(conf) or type_ == "string":
-        return placed("CAST(", _closed(value, f" AS {type_})"))
+        return concat_sql("CAST(", _closed(value, f" AS {type_})"))
     # Without ANSI mode CAST makes NULL or another number of what does not fit. An assignment never
     # does: `spark.sql.storeAssignmentPolicy` is another setting.
     what = f"of type {type_}" if pa.types.is_nested(arrow_type(type_)) else ""
@@ -133,47 +133,47 @@ def assigned_cast(value: PlacedText, column: TableColumn, conf: Mapping[str, str
         f"), assigned -> CASE WHEN assigned IS NULL OR {cast} IS NOT NULL THEN {cast} "
         f"ELSE {error} END), 1)"
     )
-    return placed("element_at(transform(array(", _closed(value, checked))
+    return concat_sql("element_at(transform(array(", _closed(value, checked))
 
 
-def _closed(value: PlacedText, text: str) -> PlacedText:
+def _closed(value: MappedSql, text: str) -> MappedSql:
     """Return an expression with a text behind it, where Spark tells of one that ends too early."""
-    return placed(value, text) if value.span is None else value.before(text)
+    return concat_sql(value, text) if value.span is None else value.before(text)
 
 
 def cast_query(
-    query: PlacedText,
+    query: MappedSql,
     columns: Sequence[TableColumn],
     conf: Mapping[str, str],
     *,
     exact: bool = False,
-) -> PlacedText:
+) -> MappedSql:
     """Return the query with each column cast to the type of the one that it is for, as by
     `assigned_cast`; `exact`: as by `exact_cast`, where it has a cast.
 
-    >>> print(cast_query(placed("select 1.5e0"), [TableColumn("a", "decimal(9,2)")], {}).text)
+    >>> print(cast_query(concat_sql("select 1.5e0"), [TableColumn("a", "decimal(9,2)")], {}).text)
     SELECT CAST(c0 AS decimal(9,2)) AS c0 FROM (
     select 1.5e0
     ) AS q (c0)
     """
     names = [f"c{number}" for number in range(len(columns))]
-    casts = joined(
+    casts = join_sql(
         ", ",
         (
-            placed(cast_column(name, column, conf, exact=exact), f" AS {name}")
+            concat_sql(cast_column(name, column, conf, exact=exact), f" AS {name}")
             for name, column in zip(names, columns, strict=True)
         ),
     )
     # On lines of their own: the query may end with a comment.
-    return placed("SELECT ", casts, " FROM (\n", query, f"\n) AS q ({', '.join(names)})")
+    return concat_sql("SELECT ", casts, " FROM (\n", query, f"\n) AS q ({', '.join(names)})")
 
 
 def cast_column(
     name: str, column: TableColumn, conf: Mapping[str, str], *, exact: bool
-) -> PlacedText:
+) -> MappedSql:
     """Return a column of a query cast to the type of the one that it is for. See `cast_query`."""
     digits = exact_cast(name, column.type) if exact else ""
-    return placed(digits) if digits else assigned_cast(placed(name), column, conf)
+    return concat_sql(digits) if digits else assigned_cast(concat_sql(name), column, conf)
 
 
 def exact_cast(text: str, kind: str) -> str:

@@ -34,10 +34,10 @@ import pyarrow.compute as pc
 from actors.durable.arrangement.hashing import Hashes, check_key_type, hash_columns, key_hashes
 from actors.durable.arrangement.key_conversion import conform
 from actors.durable.arrangement.merge import merge, merge_from, wants_compaction
-from actors.durable.arrangement.reading import ArrangementSnapshot
 from actors.durable.arrangement.run import HASH, SortedRun, in_memory, on_disk, sort
+from actors.durable.arrangement.snapshot import ArrangementSnapshot
 from actors.model.plan.schema import ERROR, TIME, TableSchema
-from actors.model.plan.updates import advance, opening_of
+from actors.model.plan.updates import advance, encode_stream_header
 from actors.runtime.errors import InvalidUsage, ReadBelowSince, ResourceClosed
 from actors.runtime.progress import Frontier, Time, format_frontier
 
@@ -130,7 +130,7 @@ class Arrangement:
         self.key = key
         self._limits = limits or DEFAULT_LIMITS
         self._updates_schema = schema.arrow_updates()
-        self.opening = opening_of(self._updates_schema.remove(len(schema.columns)))
+        self.opening = encode_stream_header(self._updates_schema.remove(len(schema.columns)))
         """Header of an Arrow IPC stream of rows: user columns and their weight."""
         self.key_types = tuple(self._updates_schema.field(name).type for name in key)
         self._run_schema = self._updates_schema.insert(0, pa.field(HASH, pa.uint64()))

@@ -49,7 +49,7 @@ from actors.durable.arrangement.arrangement import (
     ArrangementStatistics,
     check_key,
 )
-from actors.durable.persist.filtering import PartFilter
+from actors.durable.persist.part_filter import PartFilter
 from actors.model.plan.schema import TableSchema
 from actors.model.plan.updates import between, consolidate_if_smaller
 from actors.runtime.errors import InvalidUsage, ReadBelowSince, ResourceClosed, StorageError

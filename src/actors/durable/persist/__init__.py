@@ -1,12 +1,12 @@
 """Durable, versioned shards. This file re-exports what the rest of the project uses."""
 
 from actors.durable.persist.client import PersistClient as PersistClient
-from actors.durable.persist.filtering import FilterAudit as FilterAudit
-from actors.durable.persist.filtering import PartCondition as PartCondition
-from actors.durable.persist.filtering import PartFilter as PartFilter
-from actors.durable.persist.filtering import PartVerdict as PartVerdict
 from actors.durable.persist.location import CompareAndSet as CompareAndSet
 from actors.durable.persist.location import VersionedData as VersionedData
+from actors.durable.persist.part_filter import FilterAudit as FilterAudit
+from actors.durable.persist.part_filter import PartCondition as PartCondition
+from actors.durable.persist.part_filter import PartFilter as PartFilter
+from actors.durable.persist.part_filter import PartVerdict as PartVerdict
 from actors.durable.persist.reader import LeasedReader as LeasedReader
 from actors.durable.persist.schemas import SchemaEvolved as SchemaEvolved
 from actors.durable.persist.schemas import SchemaMismatch as SchemaMismatch

@@ -37,7 +37,7 @@ from actors.runtime.progress import Frontier
 from actors.runtime.settings import Settings
 from actors.runtime.spans import measure, span
 from actors.runtime.telemetry import APPEND, APPEND_SECONDS
-from actors.runtime.tracing.trail import AppendTraceIndex
+from actors.runtime.tracing.append_traces import AppendTraceIndex
 
 
 class ShardAppender:

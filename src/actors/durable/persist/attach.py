@@ -1,10 +1,10 @@
 """Opens shards from another process: beside the service that owns the stores, or without one.
 
-`open_as_guest` gives a `PersistClient` that is a guest (`handed.py`): it reads under leases that
-the owner keeps, and may compact; it deletes nothing and moves no since. `open_as_owner` gives the
-owner of a state directory, and is refused while a service runs there.
+`open_as_guest` gives a `PersistClient` that is a guest (`split_leases.py`): it reads under leases
+that the owner keeps, and may compact; it deletes nothing and moves no since. `open_as_owner` gives
+the owner of a state directory, and is refused while a service runs there.
 
-The stores are named by a state directory or by two URLs (`places.py`).
+The stores are named by a state directory or by two URLs (`store_urls.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from actors.durable.persist.client import PersistClient
 from actors.durable.persist.consensus_sqlite import SqliteConsensus
 from actors.durable.persist.directory import FORMAT, StateDirectory
 from actors.durable.persist.location import BlobStore, SnapshotConsensus
-from actors.durable.persist.places import open_blob, open_consensus
+from actors.durable.persist.store_urls import open_blob, open_consensus
 from actors.runtime.errors import InvalidUsage, StateDirectoryError, StorageError, UnknownObject
 from actors.runtime.kernel import ActorClock
 from actors.runtime.progress import ShardId
@@ -37,7 +37,7 @@ _NAMED_MAX: Final = 8
 """Limit of names in a message."""
 
 
-class ShardPlace(msgspec.Struct, frozen=True):
+class StoreLocation(msgspec.Struct, frozen=True):
     """Location of shards: blobs and documents each at a URL, or in a state directory."""
 
     state_dir: str | None = None
@@ -50,7 +50,9 @@ class ShardPlace(msgspec.Struct, frozen=True):
         return " with ".join(without_user(one) for one in given if one)
 
 
-def place_of(state_dir: str | None, blob_url: str | None, consensus_url: str | None) -> ShardPlace:
+def store_location(
+    state_dir: str | None, blob_url: str | None, consensus_url: str | None
+) -> StoreLocation:
     """Return the place; a state directory is needed only where a URL is missing. Raises
     `InvalidUsage` when neither is given."""
     if state_dir is None and (blob_url is None or consensus_url is None):
@@ -59,7 +61,7 @@ def place_of(state_dir: str | None, blob_url: str | None, consensus_url: str | N
             " state directory and the URL of what is not in it"
         )
     directory = None if blob_url is not None and consensus_url is not None else state_dir
-    return ShardPlace(
+    return StoreLocation(
         state_dir=None if directory is None else str(Path(directory).absolute()),
         blob_url=blob_url,
         consensus_url=consensus_url,
@@ -72,12 +74,12 @@ class AttachedClient(msgspec.Struct, frozen=True):
     client: PersistClient
     blob: BlobStore
     consensus: SnapshotConsensus
-    place: ShardPlace
+    place: StoreLocation
     name: str
     """Name of this guest in leases; "" for an owner."""
 
 
-async def open_blobs(place: ShardPlace, settings: Settings, clock: ActorClock) -> BlobStore:
+async def open_blobs(place: StoreLocation, settings: Settings, clock: ActorClock) -> BlobStore:
     """Open only the blobs of a place, to read parts that another process holds under a lease.
     Raises `InvalidUsage`, `StorageError`, `StateDirectoryError`."""
     if place.blob_url is None:
@@ -89,7 +91,7 @@ async def open_blobs(place: ShardPlace, settings: Settings, clock: ActorClock) -
 
 
 async def open_documents(
-    place: ShardPlace, settings: Settings, clock: ActorClock, random: Random
+    place: StoreLocation, settings: Settings, clock: ActorClock, random: Random
 ) -> SnapshotConsensus:
     """Open only the documents of a place. Raises as `open_blobs` does, and `CorruptData`."""
     if place.consensus_url is None:
@@ -105,7 +107,7 @@ async def open_documents(
 
 @asynccontextmanager
 async def open_as_guest(
-    place: ShardPlace, settings: Settings, clock: ActorClock, random: Random | None = None
+    place: StoreLocation, settings: Settings, clock: ActorClock, random: Random | None = None
 ) -> AsyncGenerator[AttachedClient]:
     """Open the stores as a guest; its leases are dropped at the end.
 
@@ -136,7 +138,7 @@ async def open_as_guest(
 
 @asynccontextmanager
 async def open_as_owner(
-    place: ShardPlace, settings: Settings, clock: ActorClock
+    place: StoreLocation, settings: Settings, clock: ActorClock
 ) -> AsyncGenerator[AttachedClient]:
     """Open the stores as their owner, as a service would; by URL, as one of several processes.
 
@@ -234,7 +236,7 @@ def _check_there(url: str) -> None:
         )
 
 
-def _check_shared(place: ShardPlace) -> None:
+def _check_shared(place: StoreLocation) -> None:
     """Raise `InvalidUsage` for a URL that points into a state directory."""
     # Only that directory's lock tells whether a service, its single owner, runs there.
     for url in (place.blob_url or "", place.consensus_url or ""):

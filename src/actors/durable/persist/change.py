@@ -23,13 +23,13 @@ from actors.durable.persist.shard import (
     UpperMismatch,
     appended,
     is_applied,
-    mark,
+    record_token,
     with_hold,
 )
 from actors.runtime.errors import InvalidUsage, PenstockError, StorageError, UnknownObject
 from actors.runtime.progress import EMPTY, TIME_MIN, Frontier, ShardId, Time
 from actors.runtime.spans import OpenSpan
-from actors.runtime.tracing.trail import AppendTraceIndex
+from actors.runtime.tracing.append_traces import AppendTraceIndex
 
 R = TypeVar("R")
 
@@ -160,7 +160,7 @@ def append_all(
         expected, new = tables_upper
         if tables.upper != expected:
             return ChangeOutcome(UpperMismatch(TABLES_UPPER, expected, tables.upper))
-        moved = replace(tables, upper=new, writers=mark(tables.writers, writer, call, new))
+        moved = replace(tables, upper=new, writers=record_token(tables.writers, writer, call, new))
     become: dict[ShardId, ShardState | None] = {}
     for append in appends:
         state = documents.shard(append.shard)

@@ -27,7 +27,7 @@ from actors.durable.persist.change import (
 from actors.durable.persist.directory import StateDirectory
 from actors.durable.persist.document_locks import DocumentWaiters
 from actors.durable.persist.fence import EPOCH_KEY, FencedConsensus
-from actors.durable.persist.following import follow
+from actors.durable.persist.follow_changes import follow
 from actors.durable.persist.location import (
     BlobStore,
     CompareAndSet,
@@ -41,7 +41,6 @@ from actors.durable.persist.orphans import OrphanCollector
 from actors.durable.persist.ownership import hand_over
 from actors.durable.persist.part_lists import PartLists
 from actors.durable.persist.part_store import PartStore, WrittenBlob
-from actors.durable.persist.places import open_stores, process_name
 from actors.durable.persist.reader import LeaseBook, LeasedReader, why_missing
 from actors.durable.persist.replica_fence import ReplicaFence
 from actors.durable.persist.schemas import SchemaRegistry
@@ -58,8 +57,9 @@ from actors.durable.persist.shard import (
     shard_key,
     without_hold,
 )
-from actors.durable.persist.standby import tell_stop
-from actors.durable.persist.stashed import StashedBlobs
+from actors.durable.persist.standby import announce_stop
+from actors.durable.persist.stashed_blobs import StashedBlobs
+from actors.durable.persist.store_urls import open_stores, process_name
 from actors.durable.persist.upkeep import ShardUpkeep
 from actors.model.plan.schema import TableSchema
 from actors.model.plan.updates import at_time
@@ -69,7 +69,7 @@ from actors.runtime.memory_ledger import MemoryLedger
 from actors.runtime.progress import EMPTY, Frontier, ShardId, Time, format_frontier
 from actors.runtime.settings import Settings
 from actors.runtime.threshold_probes import INLINE_ROOM
-from actors.runtime.tracing.trail import AppendTraceIndex
+from actors.runtime.tracing.append_traces import AppendTraceIndex
 
 
 class PersistClient:
@@ -92,8 +92,8 @@ class PersistClient:
         """Take the stores.
 
         `exclusive`: no other process but guests writes to these stores. `process`: this process's
-        unique name in documents. `guest`: this process is one (`handed.py`). `scratch`: folder for
-        compaction to spill to, where there is no state directory.
+        unique name in documents. `guest`: this process is one (`split_leases.py`). `scratch`:
+        folder for compaction to spill to, where there is no state directory.
         """
         self.consensus = consensus
         self._blob = blob
@@ -198,7 +198,7 @@ class PersistClient:
             await self.upkeep.close_readers(written=not self.exclusive)
             self._waiters.wake_all()
             if isinstance(self.consensus, FencedConsensus):
-                await tell_stop(self.consensus)
+                await announce_stop(self.consensus)
             await self.consensus.close()
             if self._directory is not None:
                 await self._clock.run_blocking(self._directory.close)

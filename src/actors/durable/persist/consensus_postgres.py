@@ -39,8 +39,8 @@ from actors.durable.persist.group_commit import ConsensusGroupCommit, PendingSet
 from actors.durable.persist.location import CompareAndSet, VersionedData, check_key
 from actors.durable.persist.postgres_link import (
     FAILURES,
+    PostgresAddress,
     PostgresLink,
-    PostgresPlace,
     as_storage_error,
     sqlstate,
     worth_another_try,
@@ -92,7 +92,7 @@ _CLIENT_LETTERS: Final = 16
 class PostgresConsensus:
     """A `ConsensusStore` in one schema of a database."""
 
-    def __init__(self, place: PostgresPlace, settings: Settings, random: Random) -> None:
+    def __init__(self, place: PostgresAddress, settings: Settings, random: Random) -> None:
         self._place = place
         self._settings = settings
         self._random = random

@@ -6,9 +6,9 @@ documents by that service compares this seqno too, *in the same set*. So after a
 is durable no set of the older service succeeds: there is no clock, no lease that must run out, no
 instant in which both write. The successor reads after its epoch, hence sees all acknowledged sets.
 
-The older service learns of it at its next set, by a notification, or by polling (`following`): as
-`WriterFenced`, which names the successor. Then it halts. Until then it may answer reads of times
-that it had sealed, which stay true.
+The older service gets `WriterFenced`, which names the successor: at its next set, through a
+notification, or by polling (`follow_changes`). Then it halts. Until then it may answer reads of
+times that it had sealed, which stay true.
 
 A replica in a process of its own owns nothing, and is fenced by what its owner remembers
 (`replica_fence`).

@@ -127,7 +127,7 @@ class ShardMachine:
             await self.tables()
             async with self._locked([shard_key(shard)]):
                 state = await self._known(shard)
-                self._forget_doubtful([shard])
+                self._uncache_in_doubt([shard])
             if state is None:
                 raise UnknownObject(f"no shard {shard}")
         return state
@@ -137,7 +137,7 @@ class ShardMachine:
         if not self._tables_known:
             async with self._locked([TABLES_UPPER]):
                 if not self._tables_known:
-                    await self._believed_tables()
+                    await self._read_trusted_tables()
         return self._tables
 
     def document_bytes(self, shard: ShardId) -> int:
@@ -152,24 +152,24 @@ class ShardMachine:
     async def refresh_tables(self) -> None:
         """Read the tables' upper from the store. Raises `StorageError`."""
         async with self._locked([TABLES_UPPER]):
-            await self._believed_tables()
+            await self._read_trusted_tables()
 
     async def refresh(self, shard: ShardId) -> ShardState | None:
         """Read the state from the store. Raises `StorageError`."""
         key = shard_key(shard)
         async with self._locked([key]):
             doubtful = key in self._in_doubt
-            state = await self._believed(shard)
-            self._forget_doubtful([shard])
+            state = await self._read_trusted(shard)
+            self._uncache_in_doubt([shard])
             if doubtful:  # the state of before was forgotten: it may have changed
                 self._changed(key)
             return state
 
     async def _known(self, shard: ShardId) -> ShardState | None:
         state = self._shards.get(shard)
-        return state if state is not None else await self._believed(shard)
+        return state if state is not None else await self._read_trusted(shard)
 
-    async def _believed(self, shard: ShardId) -> ShardState | None:
+    async def _read_trusted(self, shard: ShardId) -> ShardState | None:
         """Read the state so that it may be cached: where the cache is trusted, no set in doubt
         remains."""
         return await (self._settle(shard) if self._exclusive else self._read_shard(shard))
@@ -187,10 +187,10 @@ class ShardMachine:
         await self._write_again(CompareAndSet(key, state.seqno, encode(state)))
         return await self._read_shard(shard)
 
-    async def _believed_tables(self) -> None:
-        await (self._settle_tables() if self._exclusive else self._read_tables())
+    async def _read_trusted_tables(self) -> None:
+        await (self._settle_tables_doubt() if self._exclusive else self._read_tables())
 
-    async def _settle_tables(self) -> None:
+    async def _settle_tables_doubt(self) -> None:
         await self._read_tables()
         if TABLES_UPPER in self._in_doubt:
             await self._write_again(
@@ -206,7 +206,7 @@ class ShardMachine:
 
     async def _read_shard(self, shard: ShardId) -> ShardState | None:
         key = shard_key(shard)
-        state = await self._read_whole(key, shard)
+        state = await self._read_with_lists(key, shard)
         held = self._shards.get(shard)
         if state is None:
             self._forget(shard)
@@ -219,7 +219,7 @@ class ShardMachine:
             self._changed(key)
         return state
 
-    async def _read_whole(self, key: str, shard: ShardId) -> ShardState | None:
+    async def _read_with_lists(self, key: str, shard: ShardId) -> ShardState | None:
         """Read the state with its lists of parts."""
         # Lists are immutable and kept by key: another round reads only the document, and new lists.
         known = dict(self._listed.get(shard, {}))
@@ -310,7 +310,7 @@ class ShardMachine:
                 raise
             finally:
                 if self._in_doubt:
-                    self._forget_doubtful(names)
+                    self._uncache_in_doubt(names)
                     for key in self._in_doubt.keys() & keys:
                         self._changed(key)
 
@@ -333,7 +333,7 @@ class ShardMachine:
                 if tries.uncertain and self._doubtful(names, tables):
                     # Reads of several documents may be torn across the open set, and miss its
                     # token: no answer without a set before it is settled.
-                    await self._settle_all(names, tables, tries)
+                    await self._settle_all_doubts(names, tables, tries)
                     continue
                 if not tries.fresh:
                     # The answer came from a cache that another process may have outdated: ask
@@ -368,12 +368,12 @@ class ShardMachine:
         keys = [shard_key(name) for name in names] + ([TABLES_UPPER] if tables else [])
         return not self._in_doubt.keys().isdisjoint(keys)
 
-    async def _settle_all(
+    async def _settle_all_doubts(
         self, names: Sequence[ShardId], tables: bool, tries: ChangeAttempts
     ) -> None:
         """Settle the documents, which may be torn across an attempt with an open outcome."""
         if tables:
-            await self._settle_tables()
+            await self._settle_tables_doubt()
         for shard in names:
             await self._settle(shard)
         if self._doubtful(names, tables):
@@ -504,7 +504,7 @@ class ShardMachine:
                 attempt += 1
         raise failure
 
-    def _forget_doubtful(self, names: Sequence[ShardId]) -> None:
+    def _uncache_in_doubt(self, names: Sequence[ShardId]) -> None:
         """Drop documents in doubt from the cache: they may change without a notification."""
         for shard in names:
             if shard_key(shard) in self._in_doubt:

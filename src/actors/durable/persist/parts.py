@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from actors.durable.persist.shard import PLACED, BatchPart
 from actors.durable.persist.statistics import of_written
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableSchema
-from actors.model.plan.updates import from_ipc, opening_of, set_column, stream_of
+from actors.model.plan.updates import assemble_stream, encode_stream_header, from_ipc, set_column
 from actors.runtime.errors import (
     CorruptData,
     InvalidUsage,
@@ -124,7 +124,7 @@ def encode(
     if rows == 0:
         return
     if takes_at_most(table, inline_bytes_max):
-        data = stream_of(_opening(schema, has_errors(table)), table.to_batches())
+        data = assemble_stream(_opening(schema, has_errors(table)), table.to_batches())
         if not INLINE_PART.crossed(len(data) > inline_bytes_max):
             yield EncodedPart(_describe(table, data, inline=True), None, table)
             return
@@ -145,7 +145,7 @@ def encode(
 
 @lru_cache(maxsize=_OPENINGS_MAX)
 def _opening(schema: TableSchema, errors: bool) -> bytes:
-    return opening_of(part_schema(schema, errors=errors))
+    return encode_stream_header(part_schema(schema, errors=errors))
 
 
 def _describe(table: pa.Table, data: bytes, *, inline: bool) -> BatchPart:

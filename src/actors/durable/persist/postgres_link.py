@@ -42,7 +42,7 @@ AGAIN: Final = frozenset({"40001", "40P01", "55P03", "53300", "57P03", "25006", 
 only (the server has become a standby), in use, statement time-out."""
 
 
-class PostgresPlace(msgspec.Struct, frozen=True):
+class PostgresAddress(msgspec.Struct, frozen=True):
     """Location of the documents."""
 
     conninfo: str
@@ -76,7 +76,7 @@ class PostgresPlace(msgspec.Struct, frozen=True):
         return None
 
 
-def postgres_place(url: str) -> PostgresPlace:
+def postgres_address(url: str) -> PostgresAddress:
     """Parse a URL. Raises `InvalidUsage`, without showing a password."""
     try:
         parts = urlsplit(url)
@@ -111,7 +111,7 @@ def postgres_place(url: str) -> PostgresPlace:
         whole = conninfo.make_conninfo(**{**_DEFAULTS, **known})  # type: ignore[arg-type]
     except psycopg.ProgrammingError as error:
         raise InvalidUsage(f"{shown}: {_one_line(error)}") from None
-    return PostgresPlace(
+    return PostgresAddress(
         whole, schema, own.get("password_env", ""), own.get("password_file", ""), shown
     )
 
@@ -122,7 +122,7 @@ _OWN: Final = ("schema", "password_env", "password_file")
 class PostgresLink:
     """One connection; each statement is a transaction of its own unless it begins one."""
 
-    def __init__(self, place: PostgresPlace, settings: Settings) -> None:
+    def __init__(self, place: PostgresAddress, settings: Settings) -> None:
         self.place = place
         self._timeout_ms = settings.store_request_timeout_ms
         self._connection: psycopg.AsyncConnection[Any] | None = None
@@ -205,7 +205,7 @@ def worth_another_try(error: BaseException) -> bool:
 
 
 def as_storage_error(
-    what: str, place: PostgresPlace, error: Failure, *, determinate: bool
+    what: str, place: PostgresAddress, error: Failure, *, determinate: bool
 ) -> StorageError:
     """Convert a failure, without any secret."""
     if isinstance(error, StorageError):

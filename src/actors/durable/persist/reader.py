@@ -26,8 +26,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from actors.durable.persist.filtering import PartFilter, PartVerdict
 from actors.durable.persist.guest_leases import PREFIX, renewed_by_guest
+from actors.durable.persist.part_filter import PartFilter, PartVerdict
 from actors.durable.persist.shard import BatchPart, ReaderLease, ShardBatch, ShardState, renewed
 from actors.runtime.errors import (
     CorruptData,
@@ -60,7 +60,7 @@ class LeaseBook:
         guest: bool = False,
     ) -> None:
         """Take the process's name; `dead`: a fenced process ("" if none); `guest`: see
-        `handed.py`."""
+        `split_leases.py`."""
         self._clock = clock
         self._dead_suffix = f"@{dead}" if dead else "\0"
         self._lease_ms = lease_ms

@@ -297,15 +297,15 @@ def created(new: NewShard, writer: str, call: int) -> ShardState:
         holds=dict(new.holds),
         tables=new.tables,
     )
-    return replace(marked(state, writer, call), seqno=0)
+    return replace(with_token(state, writer, call), seqno=0)
 
 
-def marked(state: ShardState, writer: str, call: int) -> ShardState:
+def with_token(state: ShardState, writer: str, call: int) -> ShardState:
     """Return the state with the writer's last call recorded."""
-    return replace(state, writers=mark(state.writers, writer, call, state.seqno + 1))
+    return replace(state, writers=record_token(state.writers, writer, call, state.seqno + 1))
 
 
-def mark(
+def record_token(
     writers: Mapping[str, IdempotencyToken], writer: str, call: int, seqno: int
 ) -> dict[str, IdempotencyToken]:
     """Return the writers with this call recorded; beyond `WRITERS_MAX` the longest silent are
@@ -369,7 +369,7 @@ def appended(
         batches = (*state.batches, fresh)
     if append.copied is not None:
         state = replace(state, copies=(*state.copies, append.copied)[-COPIES_MAX:])
-    return marked(replace(state, batches=batches, upper=append.upper), writer, call)
+    return with_token(replace(state, batches=batches, upper=append.upper), writer, call)
 
 
 def _check_interval(state: ShardState, append: ShardAppend) -> None:

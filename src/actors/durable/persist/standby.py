@@ -36,7 +36,7 @@ class OwnerHeartbeat(msgspec.Struct, frozen=True):
     """True if the owner has stopped by itself."""
 
 
-class OwnerSeen(msgspec.Struct, frozen=True):
+class OwnerObservation(msgspec.Struct, frozen=True):
     """Seqnos of both documents, as one look at the stores found them; None where one is absent."""
 
     epoch: int | None
@@ -50,20 +50,20 @@ class OwnerWatch:
 
     def __init__(self, takeover_ms: int) -> None:
         self._takeover_ms = takeover_ms
-        self._seen: OwnerSeen | None = None
+        self._seen: OwnerObservation | None = None
         self._since_ms = 0.0
 
-    def is_gone(self, seen: OwnerSeen, now_ms: float) -> bool:
+    def is_gone(self, seen: OwnerObservation, now_ms: float) -> bool:
         """Return whether the stores have no owner, after a look at `now_ms` (monotonic).
 
         >>> watch = OwnerWatch(takeover_ms=3000)
-        >>> [watch.is_gone(OwnerSeen(0, 7), ms) for ms in (0, 2000, 3000)]
+        >>> [watch.is_gone(OwnerObservation(0, 7), ms) for ms in (0, 2000, 3000)]
         [False, False, True]
-        >>> watch.is_gone(OwnerSeen(0, 8), 3100)
+        >>> watch.is_gone(OwnerObservation(0, 8), 3100)
         False
-        >>> watch.is_gone(OwnerSeen(0, 9, stopped=True), 3200)
+        >>> watch.is_gone(OwnerObservation(0, 9, stopped=True), 3200)
         True
-        >>> OwnerWatch(3000).is_gone(OwnerSeen(None, None), 0)
+        >>> OwnerWatch(3000).is_gone(OwnerObservation(None, None), 0)
         True
         """
         # Any change counts: also a new owner's, whose heartbeat may be at the same seqno.
@@ -78,35 +78,35 @@ class OwnerWatch:
         that it lives either.
 
         >>> watch = OwnerWatch(takeover_ms=3000)
-        >>> watch.is_gone(OwnerSeen(0, 7), 0)
+        >>> watch.is_gone(OwnerObservation(0, 7), 0)
         False
         >>> watch.miss()
-        >>> [watch.is_gone(OwnerSeen(0, 7), ms) for ms in (12_000, 15_000)]
+        >>> [watch.is_gone(OwnerObservation(0, 7), ms) for ms in (12_000, 15_000)]
         [False, True]
         """
         self._seen = None
 
 
-async def look_at_owner(consensus: ConsensusStore) -> OwnerSeen:
+async def read_owner(consensus: ConsensusStore) -> OwnerObservation:
     """Return what the stores tell of their owner. Raises `StorageError`, `CorruptData`."""
     epoch = await consensus.head(EPOCH_KEY)
     beat = await consensus.head(HEARTBEAT_KEY)
     if epoch is None or beat is None:
-        return OwnerSeen(_seqno(epoch), _seqno(beat))
+        return OwnerObservation(_seqno(epoch), _seqno(beat))
     told = _decoded(beat.data)
     # A document that an earlier owner left says nothing of this one.
-    return OwnerSeen(epoch.seqno, beat.seqno, told.stopped and told.epoch == epoch.seqno)
+    return OwnerObservation(epoch.seqno, beat.seqno, told.stopped and told.epoch == epoch.seqno)
 
 
 async def wait_for_stores(
     consensus: ConsensusStore, settings: Settings, clock: ActorClock
-) -> OwnerSeen:
+) -> OwnerObservation:
     """Wait until the stores have no owner, and return the last look. A store that does not answer
     is asked again. Raises `CorruptData`."""
     watch, told = OwnerWatch(settings.takeover_ms), False
     while True:
         try:
-            seen = await look_at_owner(consensus)
+            seen = await read_owner(consensus)
             if watch.is_gone(seen, clock.monotonic_ms()):
                 return seen
             if not told:
@@ -121,14 +121,14 @@ async def wait_for_stores(
         await anyio.sleep(settings.heartbeat_ms / 1000)
 
 
-async def beat(fence: FencedConsensus, settings: Settings) -> None:
+async def send_heartbeats(fence: FencedConsensus, settings: Settings) -> None:
     """Tell that the owner is alive, until cancelled or fenced. Raises nothing."""
     while not fence.fenced.is_set():
         await _tell(fence, stopped=False)
         await anyio.sleep(settings.heartbeat_ms / 1000)
 
 
-async def tell_stop(fence: FencedConsensus) -> None:
+async def announce_stop(fence: FencedConsensus) -> None:
     """Tell a successor that this owner stops, so that it need not wait. The owner's last write.
     Raises nothing."""
     with anyio.move_on_after(_STOP_SECONDS, shield=True):

@@ -1,6 +1,6 @@
 """Statistics of a part's columns for partition pruning: bounds and NULLs, in few bytes. Pure.
 
-A reader may skip a part whose statistics exclude all its rows (`filtering.py`). So they must be
+A reader may skip a part whose statistics exclude all its rows (`part_filter.py`). So they must be
 *sound*, not exact: for every value ``v`` of a column that is neither NULL nor NaN, ``low <= v <=
 high`` in Spark's order; a bound of None says nothing. `nulls` is the exact number of NULLs, or
 None.

@@ -344,7 +344,7 @@ class ShardUpkeep:
 
     async def _collect(self, shard: ShardId, at_most: int | None = None) -> None:
         """Delete retired blobs that no reader can use."""
-        if self._guest:  # it does not know the owner's readers (`handed.py`)
+        if self._guest:  # it does not know the owner's readers (`split_leases.py`)
             return
         tried: set[str] = set()
         most = math.inf if at_most is None else at_most

@@ -67,11 +67,13 @@ def is_permitted_setting(name: str) -> bool:
     return name in NAMES or (name.startswith(PREFIXES) and "class" not in name.lower())
 
 
-def is_of_meaning(name: str) -> bool:
+def affects_results(name: str) -> bool:
     """Return whether a permitted setting changes what a text means, and not how it is planned.
 
-    >>> is_of_meaning("spark.sql.session.timeZone"), is_of_meaning("spark.sql.shuffle.partitions")
-    (True, False)
+    >>> affects_results("spark.sql.session.timeZone")
+    True
+    >>> affects_results("spark.sql.shuffle.partitions")
+    False
     """
     planning = name in _PARTITIONS or name.removeprefix("spark.sql.") in _PLANNING.split()
     return is_permitted_setting(name) and not planning

@@ -73,7 +73,7 @@ from actors.model.plan.relational import (
     WindowFunctions,
     columns_of,
 )
-from actors.model.plan.relational_walk import pruned
+from actors.model.plan.relational_walk import prune_columns
 
 TABLE_METADATA: Final = "penstock_table"
 """Key of a table's number in its columns' metadata."""
@@ -132,7 +132,7 @@ class RelationalBuilder:
         plan = block.close(self._fresh)
         ids = [block.columns[number].id for number in block.output]
         columns = tuple(NamedExpression(name, id_) for name, id_ in zip(names, ids, strict=True))
-        return ProjectNode(pruned(plan, frozenset(ids)), columns)
+        return ProjectNode(prune_columns(plan, frozenset(ids)), columns)
 
     # -- expressions -------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 JVM.
 
 `actors.engine.spark.connect` has the bridge to a session behind Spark Connect. `ClassicBridge` uses
-private names of PySpark. Such names are used only here, in `actors.engine.spark.prepared`,
+private names of PySpark. Such names are used only here, in `actors.engine.spark.prepared_steps`,
 `actors.engine.spark.connect` and `actors.engine.spark.remote`; `actors.engine.spark.spark_releases`
 has those that differ between releases.
 """
@@ -91,7 +91,7 @@ class SessionBridge(ABC):
         """Make this session the active one of the calling thread."""
 
     @property
-    def spent(self) -> bool:
+    def needs_replacement(self) -> bool:
         """Return whether the session keeps more than it may and should be replaced."""
         return False
 

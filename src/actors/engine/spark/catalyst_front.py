@@ -1,9 +1,9 @@
 """A query's relational plan, from Spark's own analysis of it.
 
-The analysed plan goes through the rules of `catalyst.rules` inside the JVM, is dumped in one call
-and becomes a relational plan (`catalyst.relations`). That plan is written out as SQL again,
-analysed, and put through the same rules. Both plans must have the same canonical form, or the
-translation is refused with the first line that differs.
+The analysed plan goes through the rules of `catalyst.optimizer_rules` inside the JVM, is dumped in
+one call and becomes a relational plan (`catalyst.relations`). That plan is written out as SQL
+again, analysed, and put through the same rules. Both plans must have the same canonical form, or
+the translation is refused with the first line that differs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import DataFrame
 
 from actors.engine.catalyst.function_calls import FunctionNames
+from actors.engine.catalyst.optimizer_rules import ONCE, REPEATED, rule_names
 from actors.engine.catalyst.plan_nodes import NotTranslated
 from actors.engine.catalyst.plan_tree import PlanTreeRejected, parse_tree
 from actors.engine.catalyst.relations import RelationalBuilder
-from actors.engine.catalyst.rules import ONCE, REPEATED, rule_names
 from actors.engine.spark.failures import is_gone, short_text
 from actors.engine.spark.java import java_object
 from actors.engine.spark.spark_releases import adapt_source, installed_version, newest_names

@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Final
 
 from actors.engine.spark.disk_watch import WATCH_SECONDS, disk_refusal, running_bytes
+from actors.engine.spark.engine_start import CHILD_FOLDER, ChildMessage, EngineStart
 from actors.engine.spark.failures import SparkGone
 from actors.engine.spark.job_spans import is_traced, traced
 from actors.engine.spark.jobs import JobTicket, SparkEngine, TaskCounts
-from actors.engine.spark.plans import PreparedPlan
+from actors.engine.spark.prepared_plan import PreparedPlan
 from actors.engine.spark.remote_address import is_remote, redact_secrets
 from actors.engine.spark.session import CONNECT_TOKEN, NO_DEFAULTS, open_session, spark_conf
-from actors.engine.spark.start import CHILD_FOLDER, ChildMessage, EngineStart
 from actors.engine.spark.steps import ThreadSlot
 from actors.model.plan.jobs import (
     Answer,

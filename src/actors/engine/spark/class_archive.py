@@ -2,9 +2,9 @@
 
 Most of a start is the reading, checking and laying out of some 11,000 classes of Spark. A JVM can
 write them to a file when it ends and map that file when it starts (application class-data sharing).
-`make_archive` has `actors.engine.spark.training` run an engine that does a few jobs and ends in
-order; `find_archive` only looks for the file, so that no start waits for one to be made. An archive
-changes nothing but the time that a start takes.
+`make_archive` has `actors.engine.spark.archive_training` run an engine that does a few jobs and
+ends in order; `find_archive` only looks for the file, so that no start waits for one to be made. An
+archive changes nothing but the time that a start takes.
 """
 
 from __future__ import annotations
@@ -98,7 +98,13 @@ def make_archive(
         # Ours is made on top of one of Java's own classes, which trimmed runtimes come without.
         run_java(java.home / "bin" / "java", ("-Xshare:dump",))
     unfinished = folder / f"{archive_name(java)}.{os.getpid()}"
-    command = [sys.executable, "-m", "actors.engine.spark.training", str(unfinished), str(scratch)]
+    command = [
+        sys.executable,
+        "-m",
+        "actors.engine.spark.archive_training",
+        str(unfinished),
+        str(scratch),
+    ]
     try:
         done = subprocess.run(
             command,

@@ -81,8 +81,8 @@ class ConnectBridge(SessionBridge):
         self.session.addTag(self._tag())
 
     @property
-    def spent(self) -> bool:
-        """See `SessionBridge.spent`."""
+    def needs_replacement(self) -> bool:
+        """See `SessionBridge.needs_replacement`."""
         return self._kept > KEPT_BYTES_MAX
 
     def close(self) -> None:

@@ -19,15 +19,15 @@ from msgspec.structs import replace
 from pyspark.sql import DataFrame
 
 from actors.engine.spark.analysis import check_types, output_schema
+from actors.engine.spark.answer_files import answer_rows_max, too_large
 from actors.engine.spark.bridge import SessionBridge
 from actors.engine.spark.bucket_parts import BucketPartScan
 from actors.engine.spark.failures import describe
-from actors.engine.spark.files import answer_rows_max, too_large
 from actors.engine.spark.fragments import CHAR_LENGTH
 from actors.engine.spark.rows import LoadedRows, done, load
 from actors.engine.spark.steps import ThreadSlot, is_small
 from actors.engine.spark.stored_contents import contents_frame
-from actors.engine.spark.subtraction import less_old
+from actors.engine.spark.subtraction import subtract_old_contents
 from actors.model.plan.delta import DeltaColumns
 from actors.model.plan.jobs import (
     ComputeDifference,
@@ -267,7 +267,7 @@ def _subtract_in_spark(
     nothing = LoadedRows(JobRows(output), output.arrow_updates().empty_table(), (), 0)
     # A query's own rows have no weights: each is one.
     ones = found.selectExpr("*", f"1L AS {DIFF}")
-    with less_old(bridge, ones, (old or nothing,), (delta,)) as made:
+    with subtract_old_contents(bridge, ones, (old or nothing,), (delta,)) as made:
         kept = made.drop(TIME)
         if not job.into_bucket:
             return bridge.collect(kept, lambda: _with_diff(output))

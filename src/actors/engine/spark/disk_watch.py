@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from actors.engine.spark.start import CHILD_FOLDER, OUT_FOLDER
+from actors.engine.spark.engine_start import CHILD_FOLDER, OUT_FOLDER
 
 WATCH_SECONDS: Final = 1.0
 PARTS_SUFFIX: Final = ".parts"

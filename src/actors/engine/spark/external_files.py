@@ -18,9 +18,9 @@ from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.types import StructType
 
 from actors.engine.spark.analysis import output_schema
+from actors.engine.spark.answer_files import too_large, write_files
 from actors.engine.spark.bridge import SessionBridge
 from actors.engine.spark.failures import short_text
-from actors.engine.spark.files import too_large, write_files
 from actors.engine.spark.fragments import spark_struct
 from actors.engine.spark.rows import done
 from actors.engine.spark.steps import ThreadSlot
@@ -40,7 +40,7 @@ _LINKS_MAX: Final = 10
 _UNREADABLE: Final = re.compile(r"\[(?:FAILED_READ_FILE|MALFORMED_RECORD_IN_PARSING)\b")
 
 
-def take_files(slot: ThreadSlot, job: TakeFiles) -> RowsDone:
+def read_files(slot: ThreadSlot, job: TakeFiles) -> RowsDone:
     """Return the files' rows. Raises `DefiniteError` for what cannot be read, beginning with the
     file's path if Spark tells it, and Spark's own errors."""
     started = time.perf_counter()

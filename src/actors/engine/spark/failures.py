@@ -25,7 +25,7 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import AnalysisException, PySparkException
 
 from actors.engine.spark.bucket_reading import UNREADABLE
-from actors.engine.spark.spark_releases import gave_up
+from actors.engine.spark.spark_releases import retries_exhausted
 from actors.model.plan.jobs import JobFailed
 from actors.runtime.errors import PenstockError, to_wire
 
@@ -244,7 +244,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def is_gone(error: BaseException) -> bool:
     """Return whether an error says that Spark does not answer, or that another server does."""
-    if gave_up(error):
+    if retries_exhausted(error):
         return True
     if isinstance(error, PySparkException):
         status = getattr(getattr(error, "_grpc_status_code", None), "name", "")

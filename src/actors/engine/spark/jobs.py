@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from actors.engine.spark.analysis import check_types, result_schema
+from actors.engine.spark.answer_files import FilesNotVisible, too_large, write_files
 from actors.engine.spark.bucket_parts import BucketParts
 from actors.engine.spark.difference import (
     lend_contents,
@@ -28,17 +29,16 @@ from actors.engine.spark.difference import (
     run_difference,
     run_query,
 )
-from actors.engine.spark.external_files import infer_files, take_files
+from actors.engine.spark.engine_start import CHILD_FOLDER, OUT_FOLDER
+from actors.engine.spark.external_files import infer_files, read_files
 from actors.engine.spark.failures import SparkGone, make_job_failed
-from actors.engine.spark.files import FilesUnseen, too_large, write_files
 from actors.engine.spark.java import java_object
-from actors.engine.spark.plans import PreparedPlan, prepare
-from actors.engine.spark.prepared import PreparedSteps
+from actors.engine.spark.prepared_plan import PreparedPlan, prepare
+from actors.engine.spark.prepared_steps import PreparedSteps
 from actors.engine.spark.query_engine import OWN
 from actors.engine.spark.remote_address import on_loopback
 from actors.engine.spark.rows import done
 from actors.engine.spark.session import ThreadSessions, far_partitions_max, name_call_site
-from actors.engine.spark.start import CHILD_FOLDER, OUT_FOLDER
 from actors.engine.spark.steps import TREE_NODES_MAX, ThreadSlot, rehearse, run_step
 from actors.model.plan.jobs import (
     AnalyzeStatement,
@@ -289,7 +289,7 @@ class SparkEngine:
             slot.files_here = True
             try:
                 return self._carry_out(slot, ticket, pool)
-            except FilesUnseen as error:
+            except FilesNotVisible as error:
                 print(f"no more answers as files: {error}", file=sys.stderr, flush=True)
                 self._here = False
         slot.files_here = False
@@ -415,7 +415,7 @@ def run_job(slot: ThreadSlot, ticket: JobTicket) -> Answer:
         case ReturnContents():
             return return_contents(slot, job)
         case TakeFiles():
-            return take_files(slot, job)
+            return read_files(slot, job)
         case InferFiles():
             return infer_files(slot, job)
         case _:

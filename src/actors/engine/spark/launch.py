@@ -20,12 +20,12 @@ import anyio
 
 from actors.engine.spark.class_archive import exclude_archive, find_archive
 from actors.engine.spark.cores import cores
+from actors.engine.spark.engine_start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, EngineStart
 from actors.engine.spark.environment import engine_environment
 from actors.engine.spark.java import JavaHome, find_java
 from actors.engine.spark.remote_address import is_remote, on_loopback, strip_parameters
 from actors.engine.spark.spark_defaults import read_defaults
 from actors.engine.spark.spark_releases import check_release, installed_version
-from actors.engine.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, EngineStart
 from actors.model.plan.jobs import Answer, EngineReady
 from actors.runtime.errors import EngineUnavailable
 from actors.runtime.frames import HEADER, FrameCodec

@@ -3,9 +3,9 @@
 A server shows no plans. Our own Spark, with the same settings and empty tables of the same types,
 reads a text as the server does; a text that uses what only the server knows (a function of its own)
 has no plan here. A small step of a view that was read here is prepared here, too
-(`actors.engine.spark.prepared`): at the server it would be planned anew each time. The first query
-that needs the JVM starts it. A child whose JVM has ended is replaced as a whole, as that of any
-other engine.
+(`actors.engine.spark.prepared_steps`): at the server it would be planned anew each time. The first
+query that needs the JVM starts it. A child whose JVM has ended is replaced as a whole, as that of
+any other engine.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ from actors.engine.spark.bridge import (
 )
 from actors.engine.spark.class_archive import archive_options
 from actors.engine.spark.engine_memory import heap_bytes
+from actors.engine.spark.engine_start import CHILD_FOLDER
 from actors.engine.spark.failures import is_gone
 from actors.engine.spark.java import java_object
 from actors.engine.spark.remote_address import on_loopback
-from actors.engine.spark.start import CHILD_FOLDER
 from actors.runtime.errors import QueryRejected
 from actors.runtime.settings import Settings
 
@@ -332,7 +332,7 @@ class ThreadSessions:
         """
         key = (*sorted(conf), small, slots)
         made = self._sessions.pop(key, None)
-        if made is not None and made.spent:
+        if made is not None and made.needs_replacement:
             made.close()
             made = None
         if made is None:

@@ -265,7 +265,7 @@ def limit_calls(client: Any, seconds: float, release_seconds: float) -> None:
     )
 
 
-def gave_up(error: BaseException) -> bool:
+def retries_exhausted(error: BaseException) -> bool:
     """Return whether a Connect client has tried a call too often, and does not say why.
 
     Before 4.3 it may raise a mark of its own; later ones raise what the last try met.

@@ -3,11 +3,11 @@
 `run_step` renders strata as one statement (`actors.engine.spark.translate`), or in pieces where one
 plan would be too large (`actors.model.plan.plan_splitting`), gives Spark the rows as views, and
 collects the answer; a large one that is wanted as files goes into files
-(`actors.engine.spark.files`).
+(`actors.engine.spark.answer_files`).
 
 Steps without a file left to Spark run from a plan built once wherever that can be
-(`actors.engine.spark.prepared`); else those of few bytes (`engine_inline_bytes_max`) run in one
-partition.
+(`actors.engine.spark.prepared_steps`); else those of few bytes (`engine_inline_bytes_max`) run in
+one partition.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from actors.engine.spark.bridge import SessionBridge
-from actors.engine.spark.bucket_parts import BucketParts
-from actors.engine.spark.exact_keys import exact_keys, types_of
-from actors.engine.spark.failures import describe
-from actors.engine.spark.files import (
+from actors.engine.spark.answer_files import (
     AnswerTooLarge,
     answer_rows_max,
     makes_few_rows,
@@ -39,20 +35,24 @@ from actors.engine.spark.files import (
     too_large,
     write_files,
 )
+from actors.engine.spark.bridge import SessionBridge
+from actors.engine.spark.bucket_parts import BucketParts
+from actors.engine.spark.exact_keys import exact_keys, types_of
+from actors.engine.spark.failures import describe
 from actors.engine.spark.fragments import consolidated
-from actors.engine.spark.plans import PreparedPlan
-from actors.engine.spark.prepared import PreparedRequest, PreparedSteps
+from actors.engine.spark.prepared_plan import PreparedPlan
+from actors.engine.spark.prepared_steps import PreparedRequest, PreparedSteps
 from actors.engine.spark.rows import LoadedRows, all_ones, done, frame, load
 from actors.engine.spark.session import ThreadSessions
-from actors.engine.spark.subtraction import less_old
+from actors.engine.spark.subtraction import subtract_old_contents
 from actors.engine.spark.translate import PlanTranslator, SessionRelation, leaves
 from actors.model.plan.delta import (
     INTERVAL,
     ConsolidateRows,
     DeltaPlan,
     Node,
-    narrowed,
-    summed_first,
+    aggregate_below_unions,
+    narrow_schema,
 )
 from actors.model.plan.input_names import InputKind, InputName
 from actors.model.plan.jobs import (
@@ -65,7 +65,7 @@ from actors.model.plan.jobs import (
     RowsDone,
     RunStep,
 )
-from actors.model.plan.plan_splitting import makes_rows_of_none
+from actors.model.plan.plan_splitting import emits_without_input
 from actors.model.plan.schema import DIFF, TIME, quote
 from actors.model.plan.updates import consolidate, empty_updates, set_column
 from actors.runtime.errors import DefiniteError, InvalidUsage, JobTooLarge, OperationCanceled
@@ -159,7 +159,7 @@ def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone
     # The row that raised may be retracted in another part, or by an anti join; or no row raised but
     # the optimizer, which computes what an outer join's NULLs lead to. So the step runs once more,
     # over summed rows alone, row by row.
-    plan = summed_first(prepared.plan)
+    plan = aggregate_below_unions(prepared.plan)
     plan = msgspec.structs.replace(plan, conf=(*plan.conf, _ROW_BY_ROW))
     bridge = slot.sessions.get(plan.conf, small=False)
     left = {name: _summed(bridge, rows) for name, rows in loaded.items()}
@@ -277,7 +277,7 @@ def _loaded(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> dict[str,
             continue
         if rows.objects:
             # Of parts in a bucket only the columns that the strata read are fetched.
-            schema = narrowed(rows.schema, name, strata)
+            schema = narrow_schema(rows.schema, name, strata)
             rows = msgspec.structs.replace(rows, schema=schema)
         found[prepared.named(name)] = load(rows, slot.parts, slot.inline_bytes_max)
     return found
@@ -332,7 +332,7 @@ def _work(
 def _run(slot: ThreadSlot, work: _Work, *, small: bool) -> tuple[Any, bool]:
     """Return the rows, or their files, and whether their plan was there already."""
     nothing = all(rows.empty or name == INTERVAL for name, rows in work.loaded.items())
-    alone = any(makes_rows_of_none(work.prepared.strata[index]) for index in work.chosen)
+    alone = any(emits_without_input(work.prepared.strata[index]) for index in work.chosen)
     if work.job.lo > 0 and nothing and not alone:
         bridge = slot.sessions.get(work.prepared.plan.conf, small=small)
         return empty_updates(work.prepared.stratum(bridge, work.chosen[-1])), True
@@ -482,7 +482,7 @@ def _request(slot: ThreadSlot, bridge: SessionBridge, work: _Work) -> PreparedRe
     for given in _needed(prepared.plan, job):
         name = prepared.named(given)
         if name in schemas:
-            schemas[name] = narrowed(schemas[name], given, strata)
+            schemas[name] = narrow_schema(schemas[name], given, strata)
     return PreparedRequest(
         owner=prepared.serial,
         name=job.dataflow,
@@ -573,7 +573,7 @@ def _planned(
         found = bridge.sql(text)
         if work.old:
             deltas = work.prepared.plan.deltas
-            found = stack.enter_context(less_old(bridge, found, work.old, deltas))
+            found = stack.enter_context(subtract_old_contents(bridge, found, work.old, deltas))
         slot.check()
         yield found
 

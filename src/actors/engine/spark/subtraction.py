@@ -25,7 +25,7 @@ _BIT: Final = "__bit"
 
 
 @contextmanager
-def less_old(
+def subtract_old_contents(
     bridge: SessionBridge,
     new: DataFrame,
     old: Sequence[LoadedRows],

@@ -28,8 +28,8 @@ from actors.engine.spark.fragments import (
     sql_type,
     times_diff,
 )
-from actors.engine.spark.groups import GroupRendering
-from actors.engine.spark.tops import LimitRendering
+from actors.engine.spark.group_rendering import GroupRendering
+from actors.engine.spark.limit_rendering import LimitRendering
 from actors.model.plan.delta import (
     AccumulateTotals,
     ConsolidateRows,

@@ -95,8 +95,14 @@ def _read_explain(reader: StatementReader) -> SqlStatement:
         if isinstance(created, ChangeStatement) and created.command == view:
             return ExplainStatement(position=position, mode=mode, statement=created)
         raise reader.error("only a query or a materialized view is explained", position=at)
+    if reader.follows("MATERIALIZED") or reader.follows("VIEW"):
+        reader.take("MATERIALIZED")
+        reader.need("VIEW")
+        name = reader.object_name("a materialized view's name")
+        reader.need_end()
+        return ExplainStatement(position=position, mode=mode, view=name)
     modes = "INCREMENTAL, ANALYZE, " if mode == "plain" else ""
-    raise reader.unexpected(f"{modes}a query or CREATE MATERIALIZED VIEW")
+    raise reader.unexpected(f"{modes}a query, MATERIALIZED VIEW name or CREATE MATERIALIZED VIEW")
 
 
 _RULES: Final[Mapping[str, _Rule]] = {

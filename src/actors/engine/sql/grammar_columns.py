@@ -67,7 +67,7 @@ class ColumnList:
         return tuple(self._columns)
 
 
-class _KeyTaken:
+class _KeyReader:
     """The PRIMARY KEY of a table that is read; there is at most one."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ def read_table_elements(
 ) -> tuple[tuple[ColumnDefinition, ...], tuple[str, ...]]:
     """Take columns and the PRIMARY KEY to the end."""
     columns = ColumnList()
-    key = _KeyTaken()
+    key = _KeyReader()
     while True:
         position = reader.position
         if _begins_constraint(reader):
@@ -129,7 +129,7 @@ def _begins_constraint(reader: StatementReader) -> bool:
     return False
 
 
-def _table_constraint(reader: StatementReader, key: _KeyTaken) -> None:
+def _table_constraint(reader: StatementReader, key: _KeyReader) -> None:
     if reader.take("CONSTRAINT"):
         reader.name("a constraint's name")
     position = reader.position
@@ -143,7 +143,7 @@ def _refuse_constraint(reader: StatementReader) -> None:
         raise reader.error(problem)
 
 
-def read_column(reader: StatementReader, key: _KeyTaken | None) -> ColumnDefinition:
+def read_column(reader: StatementReader, key: _KeyReader | None) -> ColumnDefinition:
     """Take a column; `key` None: there can be no PRIMARY KEY."""
     position = reader.position
     name = reader.name("a column")

@@ -9,7 +9,7 @@ from actors.engine.sql.grammar_query import (
     begins_query,
     read_flag,
     read_query,
-    read_readable,
+    read_query_or_subscribe,
     refuse_queries,
 )
 from actors.engine.sql.reader import StatementReader, list_words
@@ -379,7 +379,7 @@ def read_copy(reader: StatementReader) -> CopyStatement:
     """Take a COPY."""
     position = reader.position
     reader.need("COPY")
-    options = _CopyOptionsTaken()
+    options = _CopyOptionsReader()
     # COPY BINARY t is the oldest form, and PostgreSQL still takes it.
     is_name = reader.peek(1).kind in ("word", "name") and reader.peek(1).word not in ("FROM", "TO")
     if reader.follows("BINARY") and is_name:
@@ -387,7 +387,7 @@ def read_copy(reader: StatementReader) -> CopyStatement:
     table: QualifiedName | None = None
     columns = source = None
     if reader.follows("("):
-        source = read_readable(reader.bracketed())
+        source = read_query_or_subscribe(reader.bracketed())
     else:
         table = reader.object_name("a table's name, or a query in brackets")
         columns = reader.column_names() if reader.follows("(") else None
@@ -421,7 +421,7 @@ def _old_format(reader: StatementReader) -> str:
     return reader.need_any("BINARY", "CSV").lower()
 
 
-class _CopyOptionsTaken:
+class _CopyOptionsReader:
     """Options of a COPY that were read, and where."""
 
     def __init__(self) -> None:

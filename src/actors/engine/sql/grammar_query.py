@@ -326,7 +326,7 @@ _FLAGS: Final = {
 }
 
 
-def read_readable(reader: StatementReader) -> QueryStatement | SubscribeStatement:
+def read_query_or_subscribe(reader: StatementReader) -> QueryStatement | SubscribeStatement:
     """Take all tokens that are left as a query or a SUBSCRIBE: what COPY and cursors read."""
     if reader.follows("SUBSCRIBE"):
         return read_subscribe(reader)

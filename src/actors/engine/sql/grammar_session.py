@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from actors.engine.sql.grammar_ddl import read_kind
-from actors.engine.sql.grammar_query import QUERY_WORDS, begins_query, read_query, read_readable
+from actors.engine.sql.grammar_query import (
+    QUERY_WORDS,
+    begins_query,
+    read_query,
+    read_query_or_subscribe,
+)
 from actors.engine.sql.grammar_roles import read_show_grants, read_show_roles
 from actors.engine.sql.reader import NO_NAMES, StatementReader, list_words
 from actors.engine.sql.statements import (
@@ -395,7 +400,11 @@ def read_declare(reader: StatementReader) -> SqlStatement:
         reader.take("WITHOUT", "HOLD")
     reader.need("FOR")
     return DeclareCursorStatement(
-        position=position, name=name, source=read_readable(reader), hold=hold, binary=binary
+        position=position,
+        name=name,
+        source=read_query_or_subscribe(reader),
+        hold=hold,
+        binary=binary,
     )
 
 

@@ -58,7 +58,7 @@ class TextSpan(msgspec.Struct, frozen=True, gc=False):
         """Return the part's tokens; their offsets count in the statement."""
         return self.lexed.tokens[self.first : self.last]
 
-    def alone(self) -> LexedText:
+    def as_text(self) -> LexedText:
         """Return the part as a text of its own, whose offsets count from the part's begin."""
         return self.lexed.part(self.first, self.last)
 
@@ -80,7 +80,7 @@ class TextSpan(msgspec.Struct, frozen=True, gc=False):
         lexed = LexedText(whole.text, whole.dialect, whole.tokens, partners)
         return TextSpan(lexed, self.first, self.last, self.written)
 
-    def behind(self) -> TextSpan:
+    def end_span(self) -> TextSpan:
         """Return the empty part that stands behind this one."""
         return TextSpan(self.lexed, self.last, self.last, self.written)
 
@@ -89,10 +89,10 @@ class TextSpan(msgspec.Struct, frozen=True, gc=False):
         return self.start + offset if self.written else None
 
 
-def composed(dialect: SqlDialect, text: str) -> TextSpan:
+def generated_span(dialect: SqlDialect, text: str) -> TextSpan:
     """Return a text that nobody wrote. Raises `SqlSyntaxError`.
 
-    >>> composed(SqlDialect.SPARK, "SELECT  1").place_of(3)
+    >>> generated_span(SqlDialect.SPARK, "SELECT  1").place_of(3)
     """
     lexed = lex_text(text, dialect)
     return TextSpan(lexed, 0, len(lexed.tokens), written=False)
@@ -275,10 +275,14 @@ ExplainMode: TypeAlias = Literal["plain", "incremental", "analyze"]
 
 
 class ExplainStatement(ShowingStatement, frozen=True, kw_only=True):
-    """``EXPLAIN``: of a query, or of a materialized view before it is created."""
+    """``EXPLAIN`` of a query, of a materialized view before it is created, or of one by its name.
+
+    Either `statement` or `view` is set."""
 
     mode: ExplainMode
-    statement: QueryStatement | ChangeStatement
+    statement: QueryStatement | ChangeStatement | None = None
+    view: QualifiedName = ()
+    """Name of an existing materialized view."""
 
 
 # -- changes of rows -----------------------------------------------------------------------------

@@ -19,14 +19,12 @@ from actors.engine.views.common_subplans import CommonSubplans, SharedOperator
 from actors.engine.views.eager_choice import NEVER_EAGER, EagerChoice
 from actors.engine.views.measures import not_additive
 from actors.engine.views.operators import DerivationContext, UnsupportedConstruct, ViewOperator
-from actors.engine.views.rule_compared import drop_unread_columns
 from actors.engine.views.rule_constants import ConstantsOperator
 from actors.engine.views.rule_distinct import aggregate_distinct_values
 from actors.engine.views.rule_eager import joined_rows, sum_below_join
 from actors.engine.views.rule_expansion import ExpansionOperator, GenerationOperator
 from actors.engine.views.rule_extreme import derive_extremes, is_extreme
 from actors.engine.views.rule_group import aggregate, distinct, join_groups
-from actors.engine.views.rule_kept import KeptOperator, unkeepable_reason
 from actors.engine.views.rule_linear import (
     FilterOperator,
     ProjectOperator,
@@ -34,8 +32,10 @@ from actors.engine.views.rule_linear import (
     UnionOperator,
 )
 from actors.engine.views.rule_outer import OuterOperator, SemiOperator
-from actors.engine.views.rule_packed import inner_join
+from actors.engine.views.rule_range_lookup import drop_unread_columns
 from actors.engine.views.rule_recompute import RecomputeOperator
+from actors.engine.views.rule_single_rows import inner_join
+from actors.engine.views.rule_stored_rows import StoredRowsOperator, unstorable_reason
 from actors.engine.views.rule_temporal import TemporalOperator
 from actors.engine.views.rule_top import TopOperator, first_ranks, limit
 from actors.engine.views.rule_window import (
@@ -264,8 +264,8 @@ def _sides(
         keys = by.get(place, {}).values()
         lost = any(not any(side.seekable((id_,)) for id_ in key) for key in keys)
         small = side.is_one_row() or side.is_constant()
-        kept = lost and not small and not unkeepable_reason(types, side.columns, ())
-        made.append(KeptOperator(context, side, types) if kept else side)
+        kept = lost and not small and not unstorable_reason(types, side.columns, ())
+        made.append(StoredRowsOperator(context, side, types) if kept else side)
     return tuple(made)
 
 

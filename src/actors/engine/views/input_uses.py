@@ -2,7 +2,7 @@
 
 A step keeps of its changes the columns that the view reads, and sums up equal rows, before it looks
 anything up. Arrangements hold only columns and rows that are read (`arrangement.shared`). An
-input's listen task skips parts all of whose rows the view's WHERE drops (`persist.filtering`).
+input's listen task skips parts all of whose rows the view's WHERE drops (`persist.part_filter`).
 
 Rows are dropped only if each use of them goes through a WHERE all of whose conjuncts are understood
 and cannot raise an error: a column compared with a literal that has its type, or casts to it
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Set
 import msgspec
 import pyarrow as pa
 
-from actors.durable.persist.filtering import PartCondition, PartFilter
+from actors.durable.persist.part_filter import PartCondition, PartFilter
 from actors.durable.persist.statistics import has_bounds
 from actors.engine.views.operators import children_of, is_name
 from actors.engine.views.plain_sql import (

@@ -20,7 +20,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from actors.engine.views.compile import CHANGES_MEANING
-from actors.engine.views.simple import SimpleRead, simple_read
+from actors.engine.views.plain_read import PlainRead, parse_plain_read
 from actors.model.plan.schema import TableSchema
 from actors.model.plan.updates import from_ipc
 from actors.model.protocol.message_parts import ColumnComparison
@@ -68,7 +68,7 @@ class ReadChoice(msgspec.Struct, frozen=True):
 class QueryChoice(msgspec.Struct, frozen=True):
     """The read that a query is; None: Spark runs it, for this reason."""
 
-    read: SimpleRead | None
+    read: PlainRead | None
     reason: str = ""
 
 
@@ -96,11 +96,11 @@ def choose_query(
     >>> choose_query("SELECT b FROM t WHERE b = 1", tables, changed={"t"}).reason
     'the changes of the open transaction are laid over t'
     """
-    # Such a setting gives a text another meaning than it has to `simple_read`.
+    # Such a setting gives a text another meaning than it has to `parse_plain_read`.
     for name in conf:
         if name.lower().startswith(CHANGES_MEANING):
             return QueryChoice(None, f"the setting {name} may change what its text means")
-    read = simple_read(sql, schemas)
+    read = parse_plain_read(sql, schemas)
     if read is None:
         return QueryChoice(None, NOT_PLAIN)
     if read.name in changed and not _is_of_one_key(read, schemas[read.name]):
@@ -108,7 +108,7 @@ def choose_query(
     return QueryChoice(read)
 
 
-def _is_of_one_key(read: SimpleRead, schema: TableSchema) -> bool:
+def _is_of_one_key(read: PlainRead, schema: TableSchema) -> bool:
     """Return whether the rows can be told from those that a transaction has changed."""
     key = [column for column in schema.columns if column.name in schema.key]
     # NaN equals itself to Spark, and not among the keys that the session compares.
@@ -158,7 +158,7 @@ summed up']
     return (*ways, ReadChoice("shard"))
 
 
-def explain_read(read: SimpleRead, way: ReadChoice) -> list[str]:
+def explain_read(read: PlainRead, way: ReadChoice) -> list[str]:
     """Return how the rows of a plain read are found, a line each."""
     lines = [f"Read of {read.name}, without Spark", f"  from {way.way}: {way.reason}"]
     lines.append(f"  columns: {', '.join(read.project)}")

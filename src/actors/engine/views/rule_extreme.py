@@ -19,9 +19,9 @@ import msgspec
 
 from actors.engine.views.operators import DerivationContext, ViewOperator
 from actors.engine.views.rule_expansion import ExpansionOperator
-from actors.engine.views.rule_kept import make_searchable
 from actors.engine.views.rule_linear import ProjectOperator
 from actors.engine.views.rule_recompute import RecomputeOperator
+from actors.engine.views.rule_stored_rows import make_searchable
 from actors.engine.views.rule_top import FirstRows
 from actors.engine.views.rule_window import PLAIN_TYPES
 from actors.model.plan.relational import (
@@ -69,7 +69,7 @@ def derive_extremes(
     made = [NamedExpression(name, _value(call)) for name, call in values.items()]
     rows: ViewOperator = ProjectOperator(context, (*passed, *made), below)
     # The rows are compared, not emitted: either zero will do.
-    rows = make_searchable(context, rows, types, keys, handed_on=False)
+    rows = make_searchable(context, rows, types, keys, exact_floats=False)
     tagged = (f"{prefix}call",) if len(values) > 1 else ()
     if tagged:
         types[tagged[0]] = "int"

@@ -24,7 +24,7 @@ from actors.model.plan.relational import ColumnEquality
 from actors.model.plan.relational_text import words_of
 
 
-class ComparedSide(NamedTuple):
+class RangeLookup(NamedTuple):
     """Table that one row of a join is compared with; the row is read in these comparisons only."""
 
     place: int
@@ -45,7 +45,7 @@ class JoinOperator(ViewOperator):
         inputs: tuple[ViewOperator, ...],
         equal: tuple[ColumnEquality, ...],
         residual: tuple[str, ...],
-        compared: Mapping[int, ComparedSide] | None = None,
+        compared: Mapping[int, RangeLookup] | None = None,
     ) -> None:
         """`compared`: for the position of a single row, the table that it is only compared with."""
         super().__init__(context, tuple(name for each in inputs for name in each.columns))

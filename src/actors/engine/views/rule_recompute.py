@@ -2,16 +2,16 @@
 
 Sums of floats and the like are Spark's own aggregates over the group's rows, before and after each
 time at which the group changes. The rows come from the input's old state if that can be looked up
-by the keys, else from a state kept for it (`rule_kept`). Cost follows the size of the touched
-groups: mode *keyed*. Without keys, all rows are read whenever one changes.
+by the keys, else from a state kept for it (`rule_stored_rows`). Cost follows the size of the
+touched groups: mode *keyed*. Without keys, all rows are read whenever one changes.
 """
 
 from __future__ import annotations
 
 from actors.engine.views.lookups import Wanted
 from actors.engine.views.operators import DerivationContext, Ids, Origins, ViewOperator, narrowed
-from actors.engine.views.rule_kept import make_searchable
 from actors.engine.views.rule_linear import ProjectOperator
+from actors.engine.views.rule_stored_rows import make_searchable
 from actors.model.plan.delta import FilterRows, Node, RecomputeGroups, SparkCall
 from actors.model.plan.relational import SPREADS, AggregateCall, AggregationNode, NamedExpression
 
@@ -43,7 +43,7 @@ class RecomputeOperator(ViewOperator):
         }
         rows = ProjectOperator(context, (*keys, *arguments), below)
         # The rows are aggregated, not emitted: either zero will do.
-        self._rows = make_searchable(context, rows, kinds, self._keys, handed_on=False)
+        self._rows = make_searchable(context, rows, kinds, self._keys, exact_floats=False)
 
     def make_delta(self) -> Node:
         """Return the aggregates before and after each touched (group, time)."""

@@ -26,8 +26,8 @@ from actors.engine.views.operators import (
     narrowed,
     replace_input,
 )
-from actors.engine.views.rule_kept import make_searchable, unkeepable_reason
 from actors.engine.views.rule_linear import FilterOperator, PassingOperator, ProjectOperator
+from actors.engine.views.rule_stored_rows import make_searchable, unstorable_reason
 from actors.engine.views.rule_window import PLAIN_TYPES, SORT_TEXT, WindowOperator, ranks_wanted
 from actors.model.plan.delta import (
     ConsolidateRows,
@@ -91,7 +91,7 @@ def first_ranks(predicate: str, plan: WindowFunctions) -> int:
     # dense_rank is excluded: any number of rows may have its first `last` ranks.
     gaps = all(call.reach == "first" for call in plan.calls)
     plain = all(PLAIN_TYPES.fullmatch(types[key]) for key in plan.keys)
-    if not (gaps and plain) or unkeepable_reason(types, columns_of(plan.input), ()):
+    if not (gaps and plain) or unstorable_reason(types, columns_of(plan.input), ()):
         return 0
     return ranks_wanted(predicate, plan.calls)
 

@@ -3,7 +3,7 @@
 A change of one row may change a window function's value in every row of its partition. So the
 partition's rows are read, and the functions computed over them, before and after each time at which
 the partition changes; equal rows cancel. Old rows come from the input's state if that can be looked
-up by the partition's keys, else from a state kept for it (`rule_kept`). Mode *keyed*.
+up by the partition's keys, else from a state kept for it (`rule_stored_rows`). Mode *keyed*.
 
 If a change reaches only so far in its partition (``lag``, a frame of some rows or of an interval),
 or only the first rows are read (``row_number() <= 10``), fewer rows of a table's partition are read
@@ -28,7 +28,7 @@ from actors.engine.views.operators import (
     narrowed,
     replace_input,
 )
-from actors.engine.views.rule_kept import make_searchable
+from actors.engine.views.rule_stored_rows import make_searchable
 from actors.model.plan.delta import (
     ConsolidateRows,
     FilterRows,

@@ -137,7 +137,7 @@ def parse_text_column(
         text = decode_text(data)
         if (oid := pg_type(kind).oid) == JSON:
             return parse_json(text, kind)
-        return fitted(parse_text_value(text, oid, time_zone), kind, rounding)
+        return fit_value(parse_text_value(text, oid, time_zone), kind, rounding)
 
     return _one_by_one(texts.to_pylist(), kind, convert)
 
@@ -256,11 +256,13 @@ def _one_by_one(values: list[Any], kind: pa.DataType, convert: Callable[[Any], A
     return pa.array(made, kind)
 
 
-def fitted(value: Any, kind: pa.DataType, rounding: Rounding = Rounding.DECLARED) -> Any:
+def fit_value(value: Any, kind: pa.DataType, rounding: Rounding = Rounding.DECLARED) -> Any:
     """Return a parsed value as a type of Arrow takes it. Raises `InvalidClientData` for what is out
     of range, and for what would have to be rounded and may not be."""
     if isinstance(value, list):
-        return [None if each is None else fitted(each, kind.value_type, rounding) for each in value]
+        return [
+            None if each is None else fit_value(each, kind.value_type, rounding) for each in value
+        ]
     if pa.types.is_int8(kind) and not -128 <= value <= 127:
         raise InvalidClientData(f"value {value} is out of range for tinyint", NUMBER_OUT_OF_RANGE)
     if pa.types.is_decimal(kind):
@@ -327,7 +329,7 @@ def _from_json(value: Any, kind: pa.DataType) -> Any:
         value = "true" if value else "false"
     if pa.types.is_string(kind) and not isinstance(value, str):
         raise TypeError
-    return fitted(parse_text_value(str(value), pg_type(kind).oid), kind)
+    return fit_value(parse_text_value(str(value), pg_type(kind).oid), kind)
 
 
 def parse_json_bytes(value: str) -> bytes:
@@ -384,7 +386,7 @@ def parse_binary_column(
 def _from_binary(data: bytes, wire: PgType, kind: pa.DataType) -> Any:
     if wire.oid == JSON:
         return parse_json(decode_text(data), kind)
-    return fitted(parse_binary_value(data, wire.oid), kind)
+    return fit_value(parse_binary_value(data, wire.oid), kind)
 
 
 def _wrong_size(row: int, size: int, width: int) -> ColumnError:

@@ -132,7 +132,7 @@ def local_to_utc_second(second: int, name: str) -> int:
     return int(local_to_utc(np.array([second], np.int64), name)[0])
 
 
-def is_doubled(second: int, name: str) -> bool:
+def is_ambiguous(second: int, name: str) -> bool:
     """Return whether a zone's clocks show this time twice."""
     around = np.array([second - DAY_S, second + DAY_S], np.int64)
     readings = second - utc_offsets(around, name)

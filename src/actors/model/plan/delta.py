@@ -661,7 +661,7 @@ def hidden_prefix(number: int) -> str:
     return f"{InputKind.HIDDEN.text(number)}_"
 
 
-def narrowed(schema: TableSchema, name: str, strata: Iterable[PlanStratum]) -> TableSchema:
+def narrow_schema(schema: TableSchema, name: str, strata: Iterable[PlanStratum]) -> TableSchema:
     """Return the columns of the input `name` that the strata read."""
     read = {
         column
@@ -686,7 +686,7 @@ def columns_kept(schema: TableSchema, read: Set[str]) -> tuple[TableColumn, ...]
     return tuple(each for each in schema.columns if each.name in read) or schema.columns[:1]
 
 
-def summed_first(plan: DeltaPlan) -> DeltaPlan:
+def aggregate_below_unions(plan: DeltaPlan) -> DeltaPlan:
     """Return the plan with every union that retracts rows summed up before anything is computed of
     its rows: no expression then raises for a row that is gone in the end.
 

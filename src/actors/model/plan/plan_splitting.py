@@ -210,11 +210,11 @@ class _Divider:
         return NamedInput(InputKind.RESULT.text(len(self._made) - 1), columns_of(node))
 
     def _renamed(self, node: NamedInput) -> NamedInput:
-        name = renamed(node.name, self._places)
+        name = selected_column(node.name, self._places)
         return node if name == node.name else NamedInput(name, node.columns)
 
 
-def renamed(name: str, places: Sequence[int]) -> str:
+def selected_column(name: str, places: Sequence[int]) -> str:
     """Return an input's name among divided strata."""
     kind, number = InputName.parse(name)
     return kind.text(places[number]) if kind is InputKind.RESULT else name
@@ -339,30 +339,30 @@ def _inputs(node: Node) -> set[str]:
     return {name for child in children(node) for name in _inputs(child)}
 
 
-def makes_rows_of_none(node: Node) -> bool:
+def emits_without_input(node: Node) -> bool:
     """Return whether a node makes a row of inputs without any: the old state of a group without
     keys is there from the first time on.
 
     >>> nothing = NamedInput("h0", ("x",))
     >>> one = RecomputeGroups(nothing, nothing, (), (), begins=True)
-    >>> makes_rows_of_none(one), makes_rows_of_none(PairRows(NamedInput("d0", ()), one, ()))
+    >>> emits_without_input(one), emits_without_input(PairRows(NamedInput("d0", ()), one, ()))
     (True, False)
     """
     match node:
         case RecomputeGroups():
-            return (node.begins and not node.keys) or makes_rows_of_none(node.changes)
+            return (node.begins and not node.keys) or emits_without_input(node.changes)
         case RecomputeRows():
-            return makes_rows_of_none(node.changes)
+            return emits_without_input(node.changes)
         case PairRows():
-            return all(map(makes_rows_of_none, children(node)))
+            return all(map(emits_without_input, children(node)))
         case UnionRows():
-            return any(map(makes_rows_of_none, children(node)))
+            return any(map(emits_without_input, children(node)))
         case MatchState() if node.kind == "full":
-            return any(map(makes_rows_of_none, children(node)))
+            return any(map(emits_without_input, children(node)))
         case NamedInput():
             return False
         case _:
-            return makes_rows_of_none(children(node)[0])
+            return emits_without_input(children(node)[0])
 
 
 def weight(node: Node) -> int:

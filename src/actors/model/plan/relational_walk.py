@@ -69,7 +69,7 @@ def nodes(plan: Plan) -> Iterator[Plan]:
     yield plan
 
 
-def pruned(plan: Plan, needed: frozenset[str]) -> Plan:
+def prune_columns(plan: Plan, needed: frozenset[str]) -> Plan:
     """Return the plan with no more columns than `needed` and its own work ask for."""
     match plan:
         case ScanNode():
@@ -77,14 +77,16 @@ def pruned(plan: Plan, needed: frozenset[str]) -> Plan:
                 plan.input_index, tuple(each for each in plan.columns if each[0] in needed)
             )
         case FilterNode():
-            return FilterNode(pruned(plan.input, needed | words_of(plan.predicate)), plan.predicate)
+            return FilterNode(
+                prune_columns(plan.input, needed | words_of(plan.predicate)), plan.predicate
+            )
         case TemporalFilter():
             read = _union(bound.test for bound in plan.bounds)
-            return with_inputs(plan, (pruned(plan.input, needed | read),))
+            return with_inputs(plan, (prune_columns(plan.input, needed | read),))
         case ProjectNode():
             columns = tuple(column for column in plan.columns if column.name in needed)
             read = _union(column.expression for column in columns)
-            inner = pruned(plan.input, read)
+            inner = prune_columns(plan.input, read)
             if all(c.name == c.expression for c in columns) and set(columns_of(inner)) == read:
                 return inner
             return ProjectNode(inner, columns)
@@ -92,27 +94,35 @@ def pruned(plan: Plan, needed: frozenset[str]) -> Plan:
             return _pruned_aggregate(plan, needed)
         case DistinctNode():
             # All columns decide which rows are equal.
-            return DistinctNode(pruned(plan.input, frozenset(columns_of(plan))), plan.columns)
+            return DistinctNode(
+                prune_columns(plan.input, frozenset(columns_of(plan))), plan.columns
+            )
         case UnionAll():
             kept = tuple(name for name in columns_of(plan) if name in needed)
             return UnionAll(tuple(_exactly(each, kept) for each in plan.inputs))
         case JoinNode():
             read = needed | _union(plan.residual) | {e.left for e in plan.equal}
             read |= {e.right for e in plan.equal}
-            inputs = tuple(pruned(each, read) for each in plan.inputs)
+            inputs = tuple(prune_columns(each, read) for each in plan.inputs)
             return msgspec.structs.replace(plan, inputs=inputs)
         case OuterJoin() | SemiJoin():
             read = needed | _union(plan.residual) | {e.left for e in plan.equal}
             read |= {e.right for e in plan.equal}
-            return with_inputs(plan, (pruned(plan.left, read), pruned(plan.right, read)))
+            return with_inputs(
+                plan, (prune_columns(plan.left, read), prune_columns(plan.right, read))
+            )
         case ExpandNode():
             read = _union(expression for row in plan.rows for expression in row)
-            return with_inputs(plan, (pruned(plan.input, read),))
+            return with_inputs(plan, (prune_columns(plan.input, read),))
         case GenerateNode():
-            return with_inputs(plan, (pruned(plan.input, needed | words_of(plan.generator)),))
+            return with_inputs(
+                plan, (prune_columns(plan.input, needed | words_of(plan.generator)),)
+            )
         case WindowFunctions() | LimitNode():
             # All columns decide over the order of rows that are equal otherwise.
-            return with_inputs(plan, (pruned(plan.input, frozenset(columns_of(plan.input))),))
+            return with_inputs(
+                plan, (prune_columns(plan.input, frozenset(columns_of(plan.input))),)
+            )
         case _:
             return plan
 
@@ -123,7 +133,7 @@ def _pruned_aggregate(plan: AggregationNode, needed: frozenset[str]) -> Aggregat
     if not calls and not plan.keys:
         calls = plan.calls[:1]
     read = _union(key.expression for key in plan.keys) | _union(call.argument for call in calls)
-    return msgspec.structs.replace(plan, input=pruned(plan.input, read), calls=calls)
+    return msgspec.structs.replace(plan, input=prune_columns(plan.input, read), calls=calls)
 
 
 def _exactly(plan: Plan, columns: tuple[str, ...]) -> Plan:
@@ -131,7 +141,9 @@ def _exactly(plan: Plan, columns: tuple[str, ...]) -> Plan:
     assert isinstance(plan, ProjectNode)
     by_name = {column.name: column for column in plan.columns}
     kept = tuple(by_name[name] for name in columns)
-    return ProjectNode(pruned(plan.input, _union(column.expression for column in kept)), kept)
+    return ProjectNode(
+        prune_columns(plan.input, _union(column.expression for column in kept)), kept
+    )
 
 
 def _union(expressions: Iterable[str | None]) -> frozenset[str]:

@@ -46,15 +46,15 @@ _END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """End of an Arrow IPC stream."""
 
 
-def opening_of(schema: pa.Schema) -> bytes:
+def encode_stream_header(schema: pa.Schema) -> bytes:
     """Return the bytes with which an Arrow IPC stream of that schema begins."""
     return bytes(schema.serialize().to_pybytes())
 
 
-def stream_of(opening: bytes, batches: Iterable[pa.RecordBatch]) -> bytes:
-    """Return one Arrow IPC stream of batches, all of the schema of that opening. Costs less than
+def assemble_stream(header: bytes, batches: Iterable[pa.RecordBatch]) -> bytes:
+    """Return one Arrow IPC stream of batches, all of the schema of that header. Costs less than
     `to_ipc`, for a few rows as for many."""
-    return b"".join((opening, *(batch.serialize() for batch in batches), _END))
+    return b"".join((header, *(batch.serialize() for batch in batches), _END))
 
 
 _CONTINUES: Final = b"\xff\xff\xff\xff"
@@ -77,20 +77,20 @@ def from_ipc(data: bytes) -> pa.Table:
 
 def _single_batch(data: bytes) -> pa.Table | None:
     """Return the table in a stream of one batch; None for any other bytes."""
-    opening = 8 + int.from_bytes(data[4:8], "little")
-    if data[:4] != _CONTINUES or data[-8:] != _END or opening > len(data):
+    header = 8 + int.from_bytes(data[4:8], "little")
+    if data[:4] != _CONTINUES or data[-8:] != _END or header > len(data):
         return None
-    if opening > _OPENING_BYTES_MAX:  # the cache of schemas keeps it
+    if header > _OPENING_BYTES_MAX:  # the cache of schemas keeps it
         return None
-    schema = _schema_of(data[:opening])
+    schema = _schema_of(data[:header])
     if schema is None:
         return None
-    rest = pa.py_buffer(data).slice(opening)
+    rest = pa.py_buffer(data).slice(header)
     try:
         message = pa.ipc.read_message(rest)
         if message.type != "record batch" or message.body is None:
             return None
-        end = 8 + int.from_bytes(data[opening + 4 : opening + 8], "little") + message.body.size
+        end = 8 + int.from_bytes(data[header + 4 : header + 8], "little") + message.body.size
         if end + len(_END) != rest.size:
             return None
         check_bounds(*message_bounds(message), len(data))
@@ -100,11 +100,11 @@ def _single_batch(data: bytes) -> pa.Table | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _schema_of(opening: bytes) -> pa.Schema | None:
+def _schema_of(header: bytes) -> pa.Schema | None:
     """Return the schema that a stream begins with; None if it needs more than one message, or is
     none."""
     try:
-        schema = pa.ipc.read_schema(pa.py_buffer(opening))
+        schema = pa.ipc.read_schema(pa.py_buffer(header))
     except (pa.ArrowException, EOFError, OSError, ValueError):
         return None
     # Dictionaries are messages of their own.
@@ -182,7 +182,7 @@ def concat(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
     return pa.concat_tables(parts) if parts else schema.empty_table()
 
 
-def sliced(updates: pa.Table) -> Iterator[pa.Table]:
+def iter_slices(updates: pa.Table) -> Iterator[pa.Table]:
     """Yield the rows in slices that are worked on at a time, none when there are no rows."""
     for start in range(0, updates.num_rows, SLICE_ROWS):
         yield updates.slice(start, SLICE_ROWS)
@@ -363,23 +363,23 @@ class ResultPiece(msgspec.Struct, frozen=True, gc=False):
 
 
 def pieces(
-    batches: Iterator[pa.RecordBatch], opening: bytes, bytes_max: int
+    batches: Iterator[pa.RecordBatch], header: bytes, bytes_max: int
 ) -> Iterator[ResultPiece]:
     """Yield a result in pieces, at least one, which may be without rows. A piece has at most
     `bytes_max` bytes unless a single row has more."""
     gathered: list[pa.RecordBatch] = []
     size = rows = 0
-    room = max(1, bytes_max - len(opening) - _OVERHEAD)
+    room = max(1, bytes_max - len(header) - _OVERHEAD)
     for batch in batches:
         for part in _cut(batch, room):
             bytes_ = part.nbytes + _OVERHEAD
             if gathered and size + bytes_ > room:
-                yield ResultPiece(stream_of(opening, gathered), rows, last=False)
+                yield ResultPiece(assemble_stream(header, gathered), rows, last=False)
                 gathered, size, rows = [], 0, 0
             gathered.append(part)
             size += bytes_
             rows += part.num_rows
-    yield ResultPiece(stream_of(opening, gathered), rows, last=True)
+    yield ResultPiece(assemble_stream(header, gathered), rows, last=True)
 
 
 _OVERHEAD = 1_024

@@ -1,9 +1,9 @@
 """Finishes a peek: order, offset and limit. Pure.
 
 Each worker thins its rows, and the reader finishes. Rows come with a weight (`DIFF`, greater than
-zero): a row of weight 3 is three rows. `thinned` keeps the rows that may be among the first
+zero): a row of weight 3 is three rows. `limit_batches` keeps the rows that may be among the first
 ``offset + limit`` of all workers: without an order it stops early, with one it sorts and cuts
-whenever twice as many are held. `finished` orders the rows of all workers, skips and cuts.
+whenever twice as many are held. `finish_rows` orders the rows of all workers, skips and cuts.
 
 The order is Spark's: NaN is greater than every number, -0.0 equals 0.0, text and binary compare
 byte by byte; NULLs come where each column says. Rows that are equal in the order come in any order,
@@ -35,7 +35,7 @@ def check_finishing(finishing: RowSetFinishing) -> None:
         raise InvalidUsage(f"limit {finishing.limit}: must be at least 0")
 
 
-def thinned(
+def limit_batches(
     batches: Iterator[pa.RecordBatch], finishing: RowSetFinishing | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield one worker's rows without those that cannot be in the answer; end early if possible."""
@@ -65,7 +65,7 @@ def thinned(
         yield from held.combine_chunks().to_batches()
 
 
-def finished(
+def finish_rows(
     rows: pa.Table, finishing: RowSetFinishing | None, project: Sequence[str] | None
 ) -> pa.Table:
     """Return all workers' rows in order, from `offset` on, at most `limit`.
@@ -81,7 +81,7 @@ def finished(
 
 
 class RowFinisher:
-    """Does as `finished`, piece by piece; an order needs all rows first."""
+    """Does as `finish_rows`, piece by piece; an order needs all rows first."""
 
     def __init__(self, finishing: RowSetFinishing | None, project: Sequence[str] | None) -> None:
         self._finishing = finishing or RowSetFinishing()
@@ -102,20 +102,20 @@ class RowFinisher:
             self._gathered.append(rows)
             return None
         if self._skip == 0 and self._left is None:
-            return finished(rows, None, self._project)
+            return finish_rows(rows, None, self._project)
         piece = _cut(rows, self._skip, self._left)
         # The offset counts rows that were cut off, the limit those that were kept.
         self._skip = max(0, self._skip - _weight(rows))
         if self._left is not None:
             self._left -= _weight(piece)
-        return finished(piece, None, self._project)
+        return finish_rows(piece, None, self._project)
 
     def end(self) -> pa.Table | None:
         """Return the remaining rows once all pieces are added."""
         if not self._gathered:
             return None
         rows: pa.Table = pa.concat_tables(self._gathered)
-        return finished(rows, self._finishing, self._project)
+        return finish_rows(rows, self._finishing, self._project)
 
 
 def _weight(table: Any) -> int:

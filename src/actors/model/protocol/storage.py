@@ -87,7 +87,7 @@ class SinkDescription(msgspec.Struct, frozen=True, gc=False):
     retry: RetryDelays = RetryDelays()
 
 
-def altered(old: IngestionDescription, new: IngestionDescription) -> tuple[str, ...]:
+def ingestion_conflicts(old: IngestionDescription, new: IngestionDescription) -> tuple[str, ...]:
     """Return the differences that forbid `new` as an update of the running `old`; empty: it may be.
 
     Exports may come and go, and be given further columns; the name and the delays of retries may
@@ -109,7 +109,7 @@ def altered(old: IngestionDescription, new: IngestionDescription) -> tuple[str, 
     return tuple(found)
 
 
-def altered_sink(old: SinkDescription, new: SinkDescription) -> tuple[str, ...]:
+def sink_conflicts(old: SinkDescription, new: SinkDescription) -> tuple[str, ...]:
     """Return the differences that forbid `new` in place of the running `old`: only the name, the
     delays and the `as_of` may change."""
     found: list[str] = []
@@ -153,7 +153,7 @@ class UpdateStorageConfiguration(msgspec.Struct, frozen=True, gc=False, tag="Upd
 
 
 class RunIngestion(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Runs a source, or alters the one that runs under its id (see `altered`)."""
+    """Runs a source, or alters the one that runs under its id (see `ingestion_conflicts`)."""
 
     description: IngestionDescription
 

@@ -50,8 +50,8 @@ class CheckedClient:
         self._checked_command = None
         await self._inner.send(command)
 
-    def offer(self, commands: Sequence[Any]) -> int:
-        """Send as many commands as possible without waiting; see `ClusterClient.offer`.
+    def try_send(self, commands: Sequence[Any]) -> int:
+        """Send as many commands as possible without waiting; see `ClusterClient.try_send`.
 
         Raise `LocalProtocolError` if the first command breaks a rule.
         """
@@ -59,7 +59,7 @@ class CheckedClient:
         for command in commands:
             try:
                 self._check_command(command)
-                if not self._inner.offer((command,)):
+                if not self._inner.try_send((command,)):
                     break
             except PenstockError:
                 if sent:
@@ -93,12 +93,12 @@ class CheckedClient:
             raise self._failed
         return response
 
-    def at_hand(self, count_max: int) -> list[Any]:
+    def receive_nowait(self, count_max: int) -> list[Any]:
         """Return the responses that have arrived, up to the first that breaks a rule."""
         found: list[Any] = []
         if self._failed is not None:
             return found
-        for response in self._inner.at_hand(count_max):
+        for response in self._inner.receive_nowait(count_max):
             self._check_response(response)
             if self._failed is not None:
                 break  # the conversation has ended, so discard the rest

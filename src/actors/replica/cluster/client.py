@@ -91,7 +91,7 @@ class ClusterClient(Protocol):
         """
         ...
 
-    def offer(self, commands: Sequence[Command | TracedMessage[Command]], /) -> int:
+    def try_send(self, commands: Sequence[Command | TracedMessage[Command]], /) -> int:
         """Send as many of the commands as possible without waiting, and return how many.
 
         After 0, call `send`, which waits. Errors are those of `send` for the first command.
@@ -103,7 +103,7 @@ class ClusterClient(Protocol):
         for a refusal."""
         ...
 
-    def at_hand(self, count_max: int, /) -> list[Response]:
+    def receive_nowait(self, count_max: int, /) -> list[Response]:
         """Return up to `count_max` responses that have already arrived, without waiting.
 
         If an error follows them, the next `receive` raises it.
@@ -179,8 +179,8 @@ class LocalClient:
             return
         await self._open(self._hello, command)
 
-    def offer(self, commands: Sequence[Command | TracedMessage[Command]]) -> int:
-        """Send commands without waiting; see `ClusterClient.offer`.
+    def try_send(self, commands: Sequence[Command | TracedMessage[Command]]) -> int:
+        """Send commands without waiting; see `ClusterClient.try_send`.
 
         Return 0 until the cluster has accepted this client; until then use `send`.
         """
@@ -242,7 +242,7 @@ class LocalClient:
     async def receive(self) -> Response:
         """Return the next response; see `ClusterClient.receive`. Also waits if Hello was not sent
         yet."""
-        while not (found := self.at_hand(1)):
+        while not (found := self.receive_nowait(1)):
             if self._inbox.error is not None:
                 raise self._inbox.error
             if self._conversation is not None:
@@ -250,8 +250,8 @@ class LocalClient:
             self._absorb(await self._inbox.receive())
         return found[0]
 
-    def at_hand(self, count_max: int) -> list[Response]:
-        """Return the responses that have already arrived; see `ClusterClient.at_hand`."""
+    def receive_nowait(self, count_max: int) -> list[Response]:
+        """Return the responses that have already arrived; see `ClusterClient.receive_nowait`."""
         self._absorb(self._inbox.take())
         conversation = self._conversation
         if conversation is None:
@@ -299,11 +299,11 @@ class WireClient:
             raise self._refused
         await self._connection.send(command)
 
-    def offer(self, commands: Sequence[Command | TracedMessage[Command]]) -> int:
-        """Send commands without waiting; see `ClusterClient.offer`."""
+    def try_send(self, commands: Sequence[Command | TracedMessage[Command]]) -> int:
+        """Send commands without waiting; see `ClusterClient.try_send`."""
         if self._refused is not None:
             raise self._refused
-        return self._connection.offer(commands)
+        return self._connection.try_send(commands)
 
     async def receive(self) -> Response:
         """Return the next response; see `ClusterClient.receive`."""
@@ -319,11 +319,11 @@ class WireClient:
         if isinstance(response, ConnectionRefused):
             self._refused = from_wire(response.code, response.text, True)
 
-    def at_hand(self, count_max: int) -> list[Response]:
-        """Return the responses that have already arrived; see `ClusterClient.at_hand`."""
+    def receive_nowait(self, count_max: int) -> list[Response]:
+        """Return the responses that have already arrived; see `ClusterClient.receive_nowait`."""
         if self._refused is not None:
             return []
-        found = [split_context(each)[0] for each in self._connection.at_hand(count_max)]
+        found = [split_context(each)[0] for each in self._connection.receive_nowait(count_max)]
         if found:
             self._note_refusal(found[-1])  # nothing follows a refusal
         return found if self._refused is None else found[:-1]

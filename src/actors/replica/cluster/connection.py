@@ -64,7 +64,7 @@ class ResponseSink(Protocol):
         """
         ...
 
-    def offer(self, responses: Sequence[Response], /) -> int:
+    def try_send(self, responses: Sequence[Response], /) -> int:
         """Send as many of the responses as possible without waiting, and return how many.
 
         Errors are those of `send`.
@@ -151,7 +151,7 @@ class ClusterConnection(Actor[ConnectionMessage]):
             return
         batch = self._conversation.take(self._conversation.waiting)
         try:
-            count = self._sink.offer([response for response, _, _ in batch])
+            count = self._sink.try_send([response for response, _, _ in batch])
         except PenstockError as error:
             self._end(error)
             return
@@ -166,7 +166,7 @@ class ClusterConnection(Actor[ConnectionMessage]):
             while sent < len(rest):
                 await self._sink.send(rest[sent])
                 sent += 1
-                sent += self._sink.offer(rest[sent:])
+                sent += self._sink.try_send(rest[sent:])
 
         self.ctx.effect(run, done=lambda _: _Sent(), failed=_SinkFailed)
 

@@ -46,7 +46,7 @@ from actors.replica.compute.index import ClusterPartitions
 from actors.replica.compute.outbox import response_bytes
 from actors.runtime.errors import PenstockError
 from actors.runtime.settings import Settings
-from actors.runtime.spans import accept, span_below
+from actors.runtime.spans import accept_context, span_below
 from actors.runtime.telemetry import CONNECTION_COMMAND, split_context
 
 log = logging.getLogger("penstock.cluster")
@@ -315,7 +315,7 @@ class ComputeConversation(ClientConversation):
     ) -> None:
         """Pass on a command with a trace context. A sampled command is sent alone, so that its
         spans show only its own path."""
-        parent = accept(traceparent)
+        parent = accept_context(traceparent)
         if parent is None:
             self._command(command, routed)
             return

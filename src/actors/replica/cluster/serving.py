@@ -54,9 +54,9 @@ class WireSink:
         """Send one response, waiting while the peer is slow."""
         await self._connection.send(response)
 
-    def offer(self, responses: Sequence[Response]) -> int:
+    def try_send(self, responses: Sequence[Response]) -> int:
         """Send as many of the responses as possible without waiting, and return how many."""
-        return self._connection.offer(responses)
+        return self._connection.try_send(responses)
 
     def end(self, error: PenstockError) -> None:
         """End the connection with a reason. Only the first reason counts."""
@@ -147,7 +147,7 @@ class ConversationServer:
             try:
                 while True:
                     first = await connection.receive()
-                    batch = (first, *connection.at_hand(BATCH_COMMANDS_MAX - 1))
+                    batch = (first, *connection.receive_nowait(BATCH_COMMANDS_MAX - 1))
                     await address.send(ClientCommands(batch))
             except PenstockError as error:
                 failure = error

@@ -6,7 +6,7 @@ adapter, the command order and the workers would return the same rows, but takes
 (`bench/peeks.py`, peek_key_replica_p50). So the end of the connection in the replica's process
 reads the rows itself, if the messages it has seen show that the workers would answer the same.
 Otherwise it passes the peek on. A controller in the same process reads the partitions directly
-(`control/controller/reads/rows_at_hand.py`).
+(`control/controller/reads/memory_reads.py`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Rules of commands (`StorageCommandRules`, checked by both sides):
   never reused (the acceptor checks this).
 - An id names one object until its drop has been reported: a source, an export of one source, or a
   sink.
-- A running object may be altered only as `protocol.storage.altered` (or `altered_sink`) allows.
+- A running object may be altered only as `protocol.storage.ingestion_conflicts` (or
+  `sink_conflicts`) allows.
 - The uuid of a one-shot ingestion is free again once the ingestion was both answered and cancelled.
 - A description fits together: its ids and its shards are distinct, and delays are positive.
 - Names are short. Sources, exports, sinks and one-shot ingestions have one common limit
@@ -45,8 +46,8 @@ from actors.model.protocol.storage import (
     StatisticsUpdates,
     StatusUpdate,
     UpdateStorageConfiguration,
-    altered,
-    altered_sink,
+    ingestion_conflicts,
+    sink_conflicts,
 )
 from actors.replica.cluster.rules import (
     OTHER,
@@ -141,7 +142,7 @@ class StorageCommandRules(StageRules):
         old = wanted.ingestions.get(new.id)
         self._check_room(new.id, len(new.ids) - (0 if old is None else len(old.ids)))
         if old is not None:
-            _check_alteration(new.id, altered(old, new))
+            _check_alteration(new.id, ingestion_conflicts(old, new))
 
     def _check_sink(self, new: SinkDescription) -> None:
         id, wanted = new.id, self._wanted
@@ -157,7 +158,7 @@ class StorageCommandRules(StageRules):
         old = wanted.sinks.get(id)
         self._check_room(id, 1 if old is None else 0)
         if old is not None:
-            _check_alteration(id, altered_sink(old, new))
+            _check_alteration(id, sink_conflicts(old, new))
 
     def _check_room(self, id: ObjectId, more: int) -> None:
         wanted, limit = self._wanted, self._settings.dataflows_max

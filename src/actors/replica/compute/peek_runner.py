@@ -21,10 +21,10 @@ import anyio
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.durable.arrangement.gathered import CollectionContents, GatheredUpdates
+from actors.durable.arrangement.gathered_updates import CollectionContents, GatheredUpdates
 from actors.durable.persist import BatchPart, PartFilter, PersistClient
 from actors.model.plan.schema import DIFF, ERROR, TableSchema
-from actors.model.plan.updates import between, sliced
+from actors.model.plan.updates import between, iter_slices
 from actors.model.protocol.compute import (
     LogTarget,
     Peek,
@@ -76,7 +76,7 @@ class ShardPeekRead:
 
     def add(self, updates: pa.Table) -> None:
         """Add the selected updates of a part. Raise `StoreFull` or `StorageError`."""
-        for piece in sliced(updates):
+        for piece in iter_slices(updates):
             kept = self._wanted(piece)
             if kept.num_rows:
                 self.weight += pc.sum(kept[DIFF]).as_py()

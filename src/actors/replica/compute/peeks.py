@@ -24,13 +24,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.durable.arrangement.arrangement import Arrangement
-from actors.durable.arrangement.gathered import CollectionContents, check_positive, raise_error
+from actors.durable.arrangement.gathered_updates import (
+    CollectionContents,
+    check_positive,
+    raise_error,
+)
 from actors.durable.arrangement.hashing import Hashes, hash_columns, hash_values, is_exact_kind
-from actors.durable.arrangement.reading import ArrangementSnapshot, is_plain
-from actors.durable.persist.stashed import StashedBlobs
+from actors.durable.arrangement.snapshot import ArrangementSnapshot, is_plain
+from actors.durable.persist.stashed_blobs import StashedBlobs
 from actors.model.plan.one_row import RowForm, form_of
 from actors.model.plan.schema import DIFF, TableSchema
-from actors.model.plan.updates import ResultPiece, from_ipc, opening_of, pieces, stream_of
+from actors.model.plan.updates import (
+    ResultPiece,
+    assemble_stream,
+    encode_stream_header,
+    from_ipc,
+    pieces,
+)
 from actors.model.protocol.compute import (
     Peek,
     PeekError,
@@ -45,7 +55,7 @@ from actors.model.protocol.row_filter import (
     passing_rows,
     prepare_comparison,
 )
-from actors.model.protocol.row_finishing import thinned
+from actors.model.protocol.row_finishing import limit_batches
 from actors.runtime.errors import InvalidUsage, PenstockError, to_wire
 from actors.runtime.kernel import ActorClock
 from actors.runtime.threshold_probes import INLINE_ANSWER
@@ -378,7 +388,7 @@ def one_key_answer(
     rows = rows_of_key(views, key.hash, tuple(zip(arrangement.key, key.values, strict=True)))
     if rows is None:
         return None
-    arrow = stream_of(arrangement.opening, (rows,) if rows.num_rows else ())
+    arrow = assemble_stream(arrangement.opening, (rows,) if rows.num_rows else ())
     return PeekRows(arrow, rows.num_rows) if len(arrow) <= bytes_max else None
 
 
@@ -431,7 +441,7 @@ class PeekSpec:
         self.keys = wanted_keys(schema, peek)
         self.filter = PeekFilter(schema, peek)
         self.finishing = peek.finishing
-        self.opening = opening_of(checked_columns(schema, self.filter.columns))
+        self.opening = encode_stream_header(checked_columns(schema, self.filter.columns))
 
     def narrowed(self, key: tuple[str, ...]) -> Hashes | None:
         """Return the hashes under which an index on `key` stores all selected rows; None means
@@ -450,7 +460,7 @@ class PeekSpec:
         """Yield the answer, piece by piece. Blocks. Raise `ViewInError` or `CorruptData`."""
         raise_error(contents.errors())
         batches = self.filter.apply(selected(contents.rows(wanted), self.keys))
-        yield from pieces(thinned(batches, self.finishing), self.opening, piece_bytes)
+        yield from pieces(limit_batches(batches, self.finishing), self.opening, piece_bytes)
 
 
 def index_answer(arrangement: Arrangement, peek: Peek, piece_bytes: int) -> Iterator[ResultPiece]:

@@ -25,10 +25,10 @@ import pyarrow as pa
 
 from actors.connectors.sinks.copy_output import CopyOutput, OpenOutput, check_copy, output_opener
 from actors.connectors.sinks.formats import OutputFiles
-from actors.durable.arrangement.gathered import GatheredUpdates, check_positive, raise_error
+from actors.durable.arrangement.gathered_updates import GatheredUpdates, check_positive, raise_error
 from actors.durable.persist import BatchPart, PersistClient
 from actors.model.plan.copy_manifest import VERSION, CopyManifest
-from actors.model.plan.updates import between, sliced
+from actors.model.plan.updates import between, iter_slices
 from actors.model.protocol.compute import (
     CopyDone,
     CopyFailed,
@@ -257,7 +257,7 @@ async def _fill(
         bytes_read = 0
         for number, part in enumerate(parts):
             updates = await persist.fetch(part, imported.schema)
-            for rows in sliced(updates):
+            for rows in iter_slices(updates):
                 await work(partial(_take, rows, as_of, take))
             reader.release([part.key])
             bytes_read += part.bytes

@@ -51,7 +51,7 @@ from actors.runtime.errors import (
 from actors.runtime.kernel import ActorAddress, ActorClock, ReplySlot
 from actors.runtime.progress import ObjectId
 from actors.runtime.settings import Settings
-from actors.runtime.spans import OpenSpan, adopt, span
+from actors.runtime.spans import OpenSpan, export_engine_span, span
 from actors.runtime.telemetry import BYTES, PREPARED, ROWS, SPARK_JOB, SPARK_MS
 from actors.runtime.threshold_probes import ENGINE_ANSWER, ENGINE_INPUT
 
@@ -284,7 +284,9 @@ def _record_result(opened: OpenSpan, answer: RowsDone) -> None:
     for each in answer.trace.spans:
         above = opened.traceparent if each.parent < 0 else made[each.parent]
         interval = (each.start_ns, each.end_ns)
-        made.append(adopt(each.name, interval, each.attributes, answer.trace.pid, above))
+        made.append(
+            export_engine_span(each.name, interval, each.attributes, answer.trace.pid, above)
+        )
 
 
 def _write_file(path: Path, updates: pa.Table) -> None:

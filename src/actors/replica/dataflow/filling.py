@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from actors.durable.arrangement import ArrangementFill, ArrangementHandle
 from actors.durable.persist import PersistClient
-from actors.durable.persist.filtering import PartVerdict
+from actors.durable.persist.part_filter import PartVerdict
 from actors.model.plan.input_names import InputName
 from actors.model.plan.schema import TableSchema
 from actors.model.plan.updates import between, concat

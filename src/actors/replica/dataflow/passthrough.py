@@ -23,9 +23,9 @@ import msgspec
 import pyarrow as pa
 
 from actors.durable.arrangement import partition
-from actors.durable.arrangement.gathered import GatheredUpdates
+from actors.durable.arrangement.gathered_updates import GatheredUpdates
 from actors.durable.persist import PersistClient
-from actors.durable.persist.stashed import StashedBlobs
+from actors.durable.persist.stashed_blobs import StashedBlobs
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableSchema
 from actors.model.plan.updates import (
     ResultPiece,
@@ -33,9 +33,9 @@ from actors.model.plan.updates import (
     between,
     concat,
     consolidate,
-    opening_of,
+    encode_stream_header,
+    iter_slices,
     pieces,
-    sliced,
     to_ipc,
 )
 from actors.model.protocol.compute import (
@@ -95,7 +95,7 @@ class RowStash:
         return SnapshotUpdates(None, await self._stash(cut, first))
 
     def _cut(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[ResultPiece]:
-        return pieces(batches, opening_of(schema), self.piece_bytes)
+        return pieces(batches, encode_stream_header(schema), self.piece_bytes)
 
     async def _stash(
         self, cut: Iterator[ResultPiece], first: ResultPiece | None
@@ -177,7 +177,7 @@ async def _stash_as_read(
     try:
         async with aclosing(parts) as found:
             async for updates in found:
-                for rows in sliced(updates):
+                for rows in iter_slices(updates):
                     held += await clock.run_blocking(partial(_plain_at, rows, schema, as_of))
                     if sum(batch.nbytes for batch in held) > stashing.piece_bytes:
                         written += await stashing.all_of(iter(held), shape)
@@ -226,7 +226,7 @@ async def _summed(
 
 
 def _gather(gathered: GatheredUpdates, updates: pa.Table, as_of: Time) -> None:
-    for rows in sliced(updates):
+    for rows in iter_slices(updates):
         gathered.add(split_errors(between(rows, 0, as_of + 1))[0])
 
 

@@ -30,7 +30,7 @@ from actors.model.plan.delta import (
     DeltaPlan,
     PlanStratum,
     missed_later,
-    narrowed,
+    narrow_schema,
 )
 from actors.model.plan.input_names import InputKind, InputName
 from actors.model.plan.jobs import BucketFolder, JobRows, LikelyRun
@@ -270,7 +270,7 @@ async def _run_strata(
                 given = whole_state(input_index)
                 inputs[input_name] = await stack.enter_async_context(given)
                 continue
-            schema = narrowed(schema_of(plan, input_name, rows), input_name, strata)
+            schema = narrow_schema(schema_of(plan, input_name, rows), input_name, strata)
             narrower = len(schema.names) + 2 < rows.num_columns
             rows = rows.select([*schema.names, TIME, DIFF])
             if narrower and InputName.parse(input_name).holds_changes:

@@ -26,7 +26,7 @@ from actors.replica.dataflow.events import DataflowStep
 from actors.runtime.progress import Frontier, Time
 from actors.runtime.spans import OpenSpan, begin, span_below, use_context
 from actors.runtime.telemetry import HYDRATION, PREPARED, ROWS_OUT, SPARK_MS, STEP, TRACEPARENT
-from actors.runtime.tracing.trail import NOTES_MAX
+from actors.runtime.tracing.append_traces import NOTES_MAX
 
 T = TypeVar("T")
 

@@ -174,9 +174,9 @@ class StorageHalf:
         persist: PersistClient,
         settings: Settings,
         connectors: StorageConnectors,
-        lane: FlowWindow[Any] | None = None,
+        window: FlowWindow[Any] | None = None,
     ) -> None:
-        """Create the half. `lane` is the flow window through which the client's commands arrive."""
+        """Create the half. `window` is the flow window of the client's commands."""
         self._ctx = ctx
         self._index = index
         self._workers = workers
@@ -211,7 +211,7 @@ class StorageHalf:
         """Look-ups in progress, by ticket."""
         self._round = 0
         """Number of the last health report; each report is a round of its own."""
-        self._lane = lane
+        self._window = window
         self._unordered: deque[int] = deque()
         """For each client command in progress: the number of proposals made up to and including
         it."""
@@ -224,7 +224,7 @@ class StorageHalf:
         """Handle one message of the storage half."""
         match message:
             case ResponsesForwarded(nonce, serials):
-                self._outbox.taken(nonce, serials)
+                self._outbox.acknowledge(nonce, serials)
             case ClientGone(nonce):
                 await self._feed(e.StorageClientLost(nonce))
             case StorageTurn(event):
@@ -257,8 +257,8 @@ class StorageHalf:
         """Open the flow window for commands whose proposals have all been sequenced."""
         while self._unordered and self._unordered[0] <= self.state.ordered:
             self._unordered.popleft()
-            if self._lane is not None:
-                self._lane.done()
+            if self._window is not None:
+                self._window.done()
 
     def flush(self) -> None:
         """Send the adapter as many responses as it has room for."""

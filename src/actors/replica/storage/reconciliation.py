@@ -22,8 +22,8 @@ import msgspec
 from actors.model.protocol.storage import (
     IngestionDescription,
     SinkDescription,
-    altered,
-    altered_sink,
+    ingestion_conflicts,
+    sink_conflicts,
 )
 from actors.replica.storage.history import StorageDefinitions
 from actors.runtime.progress import ObjectId
@@ -59,9 +59,9 @@ def refusal(
     """Return why the running `old` cannot be replaced by `new`, or None if it can."""
     match old, new:
         case IngestionDescription(), IngestionDescription():
-            differences = altered(old, new)
+            differences = ingestion_conflicts(old, new)
         case SinkDescription(), SinkDescription():
-            differences = altered_sink(old, new)
+            differences = sink_conflicts(old, new)
         case None, _:
             differences = ()
         case _:

@@ -14,7 +14,7 @@ from actors.runtime.kernel.actor import RunningEffect as RunningEffect
 from actors.runtime.kernel.actor import restart as restart
 from actors.runtime.kernel.clock import ActorClock as ActorClock
 from actors.runtime.kernel.clock import SystemClock as SystemClock
-from actors.runtime.kernel.lane import FlowWindow as FlowWindow
+from actors.runtime.kernel.flow_window import FlowWindow as FlowWindow
 from actors.runtime.kernel.mailbox import BoundedMailbox as BoundedMailbox
 from actors.runtime.kernel.mailbox import MailboxStatistics as MailboxStatistics
 from actors.runtime.kernel.mailbox import ReplySlot as ReplySlot

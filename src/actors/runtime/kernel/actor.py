@@ -73,7 +73,7 @@ def _cycle(asker: BoundedMailbox[Any], asked: BoundedMailbox[Any]) -> str | None
             seen.add(way[-1])
             # Only asks whose target still has to handle them block: a deferred answer (an effect's,
             # another actor's) may be given while the target itself waits.
-            ways += [(*way, box) for box, reply in way[-1].asking if box.must_still_answer(reply)]
+            ways += [(*way, box) for box, reply in way[-1].asking if box.owes_reply(reply)]
     return None
 
 
@@ -205,10 +205,10 @@ class ActorContext(Generic[M]):
         return self._cell.system.clock.monotonic_ms()
 
     @property
-    def more_waits(self) -> bool:
+    def has_waiting(self) -> bool:
         """Return whether another message follows the one being handled, so that an actor that
         batches its work may go on gathering."""
-        return self._cell.mailbox.more_waits
+        return self._cell.mailbox.has_waiting
 
     def spawn(
         self,

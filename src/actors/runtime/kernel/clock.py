@@ -122,13 +122,13 @@ class ThreadedClock(SystemClock):
 
     async def run_blocking(self, function: Callable[[], R]) -> R:
         """Run `function` in one of the threads. Raises `ResourceClosed` after `close`."""
-        result: R = await self._begun(function).future
+        result: R = await self._submit(function).future
         return result
 
     async def run_blocking_within(self, within_ms: float, function: Callable[[], R]) -> R:
         """Run `function` in one of the threads for at most `within_ms`. Raises `CallOverdue`,
         `ResourceClosed`."""
-        call = self._begun(function)
+        call = self._submit(function)
         # A timer, as a cancel scope costs five times as much.
         timer = call.loop.call_later(within_ms / 1000, call.give_up)
         try:
@@ -137,7 +137,7 @@ class ThreadedClock(SystemClock):
             timer.cancel()
         return result
 
-    def _begun(self, function: Callable[[], Any]) -> _Call:
+    def _submit(self, function: Callable[[], Any]) -> _Call:
         """Hand a call to an idle thread, a new one, or the queue."""
         call = _Call(function)
         with self._lock:

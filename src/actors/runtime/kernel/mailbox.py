@@ -154,10 +154,10 @@ class BoundedMailbox(Generic[M]):
         "asking",
         "batch",
         "current",
-        "lanes",
         "limit",
         "path",
         "urgent",
+        "windows",
     )
 
     def __init__(self, path: str, limit: int) -> None:
@@ -171,8 +171,8 @@ class BoundedMailbox(Generic[M]):
         """The batch that was received with it."""
         self.urgent: list[Any] | None = None
         """The control lane."""
-        self.lanes: tuple[Any, ...] = ()
-        """Lanes to this mailbox (`kernel.lane`)."""
+        self.windows: tuple[Any, ...] = ()
+        """Lanes to this mailbox (`kernel.flow_window`)."""
         self._asks: dict[ReplySlot[Any], None] | None = None
         self._queue: list[M | TracedMessage[M]] = []
         self._senders: deque[asyncio.Future[None]] | None = None
@@ -334,8 +334,8 @@ class BoundedMailbox(Generic[M]):
             # Woken without room: `_room` raises `ResourceClosed` or `ConnectionBroken`.
             if not waiter.done():
                 waiter.set_result(None)
-        for lane in self.lanes:
-            lane.closed()
+        for window in self.windows:
+            window.closed()
         self.fail_asks(broken)
 
     def fail_asks(self, broken: str | None) -> None:
@@ -357,7 +357,7 @@ class BoundedMailbox(Generic[M]):
             error.determinate = False
             reply.fail(error)
 
-    def must_still_answer(self, reply: ReplySlot[Any]) -> bool:
+    def owes_reply(self, reply: ReplySlot[Any]) -> bool:
         """Return whether the receiver is still to handle the message that carries `reply` (in its
         field of this name), or handles it now."""
         if reply.answered:
@@ -371,7 +371,7 @@ class BoundedMailbox(Generic[M]):
         return bool(places) and (not now or places[0] >= now[0])
 
     @property
-    def more_waits(self) -> bool:
+    def has_waiting(self) -> bool:
         """Return whether a message follows the one that is being handled."""
         # A sender with granted room is about to put its message here.
         if self._queue or self._granted:

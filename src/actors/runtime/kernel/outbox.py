@@ -29,10 +29,10 @@ class CoalescingOutbox(Generic[M, T]):
         self._bytes_max = bytes_max
         self.nonce: Nonce | None = None
         self._waiting: OrderedDict[Hashable, tuple[M, T | None]] = OrderedDict()
-        self._flying: dict[int, tuple[int, T | None]] = {}
-        self._flying_bytes = 0
+        self._in_flight: dict[int, tuple[int, T | None]] = {}
+        self._in_flight_bytes = 0
         self._serial = 0
-        self._alone = 0
+        self._unkeyed = 0
 
     def key(self, message: M) -> Hashable | None:
         """Return the key of messages of which the newest counts; None: it never merges."""
@@ -52,11 +52,11 @@ class CoalescingOutbox(Generic[M, T]):
     def switch(self, nonce: Nonce | None) -> list[T]:
         """Drop all messages and switch to another connection (or none); return the dropped
         receipts."""
-        receipts = [receipt for _, receipt in self._flying.values() if receipt is not None]
+        receipts = [receipt for _, receipt in self._in_flight.values() if receipt is not None]
         receipts += [receipt for _, receipt in self._waiting.values() if receipt is not None]
         self._waiting.clear()
-        self._flying.clear()
-        self._flying_bytes = 0
+        self._in_flight.clear()
+        self._in_flight_bytes = 0
         # The window starts empty. Serials go on, so that old acknowledgements match none.
         self.nonce = nonce
         return receipts
@@ -66,8 +66,8 @@ class CoalescingOutbox(Generic[M, T]):
         key = self.key(message)
         if key is None:
             # A number is no key of a subclass, so this message meets no other.
-            self._alone += 1
-            key = self._alone
+            self._unkeyed += 1
+            key = self._unkeyed
         old = self._waiting.get(key)
         if old is not None:
             message = self.merged(old[0], message)
@@ -81,27 +81,27 @@ class CoalescingOutbox(Generic[M, T]):
             # Kept with the serial: the message itself is let go as soon as it is sent.
             size = self.size(message)
             self._serial += 1
-            self._flying[self._serial] = (size, receipt)
-            self._flying_bytes += size
+            self._in_flight[self._serial] = (size, receipt)
+            self._in_flight_bytes += size
             out.append((self._serial, message))
         return out
 
     def _has_room(self) -> bool:
-        if not self._flying:
+        if not self._in_flight:
             return True  # even a message larger than the window must go some time
-        return len(self._flying) < self._messages_max and self._flying_bytes < self._bytes_max
+        return len(self._in_flight) < self._messages_max and self._in_flight_bytes < self._bytes_max
 
-    def taken(self, nonce: Nonce, serials: Iterable[int]) -> list[T]:
+    def acknowledge(self, nonce: Nonce, serials: Iterable[int]) -> list[T]:
         """Remove messages that were acknowledged; return their receipts."""
         receipts: list[T] = []
         if nonce != self.nonce:
             return receipts
         for serial in serials:
             # It was acknowledged before, or belongs to what `switch` has dropped.
-            if serial not in self._flying:
+            if serial not in self._in_flight:
                 continue
-            size, receipt = self._flying.pop(serial)
-            self._flying_bytes -= size
+            size, receipt = self._in_flight.pop(serial)
+            self._in_flight_bytes -= size
             if receipt is not None:
                 receipts.append(receipt)
         return receipts

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import structlog
 
-from actors.runtime.spans import ids
+from actors.runtime.spans import split_traceparent
 from actors.runtime.telemetry import TRACEPARENT
 
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -26,7 +26,7 @@ def add_trace(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMappin
     """Add ``trace_id`` and ``span_id`` of the message being handled."""
     traceparent = TRACEPARENT.get()
     if traceparent is not None:
-        event["trace_id"], event["span_id"] = ids(traceparent)
+        event["trace_id"], event["span_id"] = split_traceparent(traceparent)
     return event
 
 

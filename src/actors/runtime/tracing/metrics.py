@@ -153,7 +153,7 @@ class ObservedActor(Protocol):
         ...
 
 
-class _Sizes:
+class _Histogram:
     """A histogram of one key: values by the first bound that is not below them."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -195,7 +195,7 @@ class MetricCollector(Collector):
             values[key] = values.get(key, 0.0) + value
         else:
             if key not in values:
-                values[key] = _Sizes(measure.bounds)
+                values[key] = _Histogram(measure.bounds)
             values[key].note(value)
 
     def forget(self, key: str, names: Iterable[str]) -> None:

@@ -1,9 +1,9 @@
 """Starts the tracing of a process: sampler, exporters, resource.
 
-`chosen` reads the options and OpenTelemetry's standard environment variables without importing an
-SDK; `start` imports it and puts it in place. Spans go to a bounded queue and from there, on a
-thread of their own, to an OTLP receiver (HTTP with protobuf), to a file of OTLP JSON lines, or to
-both; spans that do not fit the queue are dropped, never waited for.
+`read_options` reads the options and OpenTelemetry's standard environment variables without
+importing an SDK; `start` imports it and puts it in place. Spans go to a bounded queue and from
+there, on a thread of their own, to an OTLP receiver (HTTP with protobuf), to a file of OTLP JSON
+lines, or to both; spans that do not fit the queue are dropped, never waited for.
 
 Variables: OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_TRACES_ENDPOINT (either turns tracing
 on), the exporter's other ones (headers, certificate, compression, timeout), OTEL_TRACES_EXPORTER
@@ -55,7 +55,7 @@ class TraceOptions(msgspec.Struct, frozen=True):
         return self.send or self.file is not None
 
 
-def chosen(
+def read_options(
     *,
     otlp: str = "",
     file: str = "",
@@ -152,7 +152,7 @@ class TracingSetup:
         self._ratio.rate = checked_ratio(ratio)
 
     @property
-    def begins(self) -> bool:
+    def can_start_traces(self) -> bool:
         """Return whether a trace may begin here at all."""
         return self._ratio.rate > 0
 
@@ -220,11 +220,11 @@ def start(options: TraceOptions | None = None) -> Iterator[TracingSetup | None]:
 
     Raises `BadSettings`, and `InvalidUsage` when this process traces already.
     """
-    options = chosen() if options is None else options
+    options = read_options() if options is None else options
     if not options.wanted:
         yield None
         return
-    if spans.exporting() is not None:
+    if spans.current_export() is not None:
         raise InvalidUsage("this process traces already: start it once")
     tracing = TracingSetup(options)
     spans.export_by(tracing)
@@ -236,7 +236,7 @@ def start(options: TraceOptions | None = None) -> Iterator[TracingSetup | None]:
         tracing.close()
 
 
-def running() -> TracingSetup | None:
+def current_tracing() -> TracingSetup | None:
     """Return the tracing of this process, if it was started here."""
-    found = spans.exporting()
+    found = spans.current_export()
     return found if isinstance(found, TracingSetup) else None

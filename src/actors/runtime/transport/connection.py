@@ -30,8 +30,8 @@ from actors.runtime.frames import FrameBuffer, FrameCodec
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TracedMessage
 from actors.runtime.transport import sockets
-from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.address import NetworkAddress
+from actors.runtime.transport.connection_gate import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.handshake import (
     BUSY_MAGIC,
     HandshakeOpening,
@@ -90,7 +90,7 @@ class FramedConnection(Generic[S, R]):
                 raise self._closed_here()
             await self._stream.write_frame(frame)
 
-    def offer(self, messages: Sequence[S | TracedMessage[S]]) -> int:
+    def try_send(self, messages: Sequence[S | TracedMessage[S]]) -> int:
         """Send as many of the first messages as fit a slice, in one write without waiting, if the
         peer is not slow and no other task is sending; return their number. 0: use `send`, which
         waits.
@@ -145,7 +145,7 @@ class FramedConnection(Generic[S, R]):
                 self._error = self._closed_here() if self._closed else error
                 raise self._error from None
 
-    def at_hand(self, count_max: int) -> list[Any]:
+    def receive_nowait(self, count_max: int) -> list[Any]:
         """Return the messages that have arrived after `receive`'s last one, without waiting. The
         next `receive` raises an error that follows them."""
         found: list[Any] = []

@@ -36,7 +36,7 @@ TEXT_BYTES_MAX: Final = 255
 class HandshakeStream(Protocol):
     """The byte stream of a connection, as the handshake needs it."""
 
-    async def exactly(self, count: int, /) -> bytes:
+    async def read_exactly(self, count: int, /) -> bytes:
         """Return the next `count` bytes. Raises `ConnectionBroken`."""
         ...
 
@@ -68,7 +68,7 @@ async def exchange(stream: HandshakeStream, mine: HandshakeOpening) -> str:
     stream.write(mine.encode())
     magic = mine.magic
     theirs = await _magic(stream, magic)
-    (version,) = LENGTH.unpack(await stream.exactly(LENGTH.size))
+    (version,) = LENGTH.unpack(await stream.read_exactly(LENGTH.size))
     if theirs == BUSY_MAGIC:
         raise ResourceBusy(
             "the service has as many connections as it takes (connections_max); try later"
@@ -78,8 +78,8 @@ async def exchange(stream: HandshakeStream, mine: HandshakeOpening) -> str:
         raise IncompatibleVersion(
             f"the peer speaks version {version} of {magic!r}, this side {mine.version}"
         )
-    length = (await stream.exactly(1))[0]
-    identity = _text(await stream.exactly(length), "identity")
+    length = (await stream.read_exactly(1))[0]
+    identity = _text(await stream.read_exactly(length), "identity")
     if identity and mine.identity and identity != mine.identity and magic != BUSY_MAGIC:
         raise WrongService(
             f"the peer's service is {identity!r}, this side's is {mine.identity!r} (identity): "
@@ -94,7 +94,7 @@ async def _magic(stream: HandshakeStream, magic: bytes) -> bytes:
     while len(theirs) < len(magic):
         try:
             # Byte by byte: a foreign peer may send fewer than 8 and wait.
-            theirs += await stream.exactly(1)
+            theirs += await stream.read_exactly(1)
         except ConnectionBroken as error:
             if theirs:
                 break
@@ -114,18 +114,18 @@ async def send_token(stream: HandshakeStream, token: bytes) -> None:
     if len(token) > BEARER_BYTES_MAX:
         raise LocalProtocolError(f"a token has at most {BEARER_BYTES_MAX} bytes, not {len(token)}")
     stream.write(LENGTH.pack(len(token)) + token)
-    length = (await stream.exactly(1))[0]
+    length = (await stream.read_exactly(1))[0]
     if length:
-        raise AuthenticationFailed(_text(await stream.exactly(length), "refusal"))
+        raise AuthenticationFailed(_text(await stream.read_exactly(length), "refusal"))
 
 
 async def check_token(stream: HandshakeStream, known: Callable[[bytes], bool] | None) -> None:
     """Check the dialler's token; `known` None: any is accepted. Raises `AuthenticationFailed`,
     after having told the peer."""
-    (length,) = LENGTH.unpack(await stream.exactly(LENGTH.size))
+    (length,) = LENGTH.unpack(await stream.read_exactly(LENGTH.size))
     if length > BEARER_BYTES_MAX:
         raise MalformedFrame(f"a token has at most {BEARER_BYTES_MAX} bytes, not {length}")
-    token = await stream.exactly(length)
+    token = await stream.read_exactly(length)
     if known is None or known(token):
         stream.write(b"\x00")
         return

@@ -28,8 +28,8 @@ import msgspec
 from actors.runtime.errors import BadSettings
 from actors.runtime.settings import Settings
 from actors.runtime.transport import sockets
-from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.address import NetworkAddress
+from actors.runtime.transport.connection_gate import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.security import TransportSecurity, for_listener
 
 REQUEST_BYTES_MAX: Final = 8_192

@@ -117,7 +117,7 @@ def for_listener(
         raise BadSettings(
             f"{name} = {address}: other machines reach this address, so it needs TLS and tokens: "
             f"set tls_certificate, tls_key, tls_authority and {token_name} "
-            "(docs/guides/operations.md, Security), or listen on 127.0.0.1 or unix:/path"
+            "(docs/guides/tls-and-tokens.md), or listen on 127.0.0.1 or unix:/path"
         )
     return security if security.has_tls or security.has_tokens else None
 

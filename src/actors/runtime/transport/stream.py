@@ -79,12 +79,12 @@ class ByteStream(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> Any:
         """Return the buffer for the next bytes."""
-        return self.frames.place()
+        return self.frames.free_space()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Note that bytes came; pause reading if there is no more room."""
         self._received = self._loop.time()
-        more = self.frames.wrote(nbytes)
+        more = self.frames.advance(nbytes)
         if self.frames.room == 0:
             self._held = True
             self._held_since = self._received
@@ -126,7 +126,7 @@ class ByteStream(asyncio.BufferedProtocol):
     async def more(self) -> None:
         """Wait until more bytes are in `frames`. Raises `ConnectionBroken` if none will come."""
         self._raise_if_over()
-        begun = self.frames.begun > 0
+        begun = self.frames.partial_bytes > 0
         if self._held and self.frames.room:
             self._held = False
             self._held_s = max(self._held_s, self._loop.time() - self._held_since)
@@ -143,7 +143,7 @@ class ByteStream(asyncio.BufferedProtocol):
                 # Only time spent waiting counts: the peer is not to blame for this side's pauses.
                 self._frame_waited_s += self._loop.time() - self._wait_began
 
-    async def exactly(self, count: int) -> bytes:
+    async def read_exactly(self, count: int) -> bytes:
         """Return the next `count` bytes, outside of frames. Raises `ConnectionBroken`."""
         while (taken := self.frames.take(count)) is None:
             await self.more()
@@ -157,7 +157,7 @@ class ByteStream(asyncio.BufferedProtocol):
         if self.error is not None:
             raise self.error
         if self._eof:
-            begun = self.frames.begun
+            begun = self.frames.partial_bytes
             where = f" inside a frame ({begun} bytes of it came)" if begun else ""
             raise ConnectionBroken(f"{self.peer} closed the connection{where}{self._late()}")
 
@@ -269,12 +269,12 @@ class ByteStream(asyncio.BufferedProtocol):
         if now - since >= self._idle_s:
             return f"sent nothing for {self._idle_s * 1000:.0f} ms (idle_timeout_ms)"
         due.append(since + self._idle_s)
-        if self.frames.begun == 0:
+        if self.frames.partial_bytes == 0:
             return ""
         rest_s = self._frame_s - self._frame_waited_s - (now - self._wait_began)
         if rest_s <= 0:
             return (
-                f"has sent {self.frames.begun} bytes of a frame and not the rest in "
+                f"has sent {self.frames.partial_bytes} bytes of a frame and not the rest in "
                 f"{self._frame_s * 1000:.0f} ms (frame_timeout_ms)"
             )
         due.append(now + rest_s)

@@ -34,7 +34,7 @@ from actors.model.plan.relational import (
     UnionAll,
     columns_of,
 )
-from actors.model.plan.relational_walk import pruned
+from actors.model.plan.relational_walk import prune_columns
 from actors.model.plan.schema import TableSchema
 from actors.testing.parsed.clauses import (
     ORDER,
@@ -117,7 +117,7 @@ def resolve(
         plan, tuple(NamedExpression(f"c{n}", text(tree)) for n, tree in enumerate(outputs))
     )
     read = frozenset(name for output in outputs for name in ids(output))
-    root = ProjectNode(pruned(plan, read), root.columns)
+    root = ProjectNode(prune_columns(plan, read), root.columns)
     return ResolvedQuery(root, tuple(name for name, _ in relation.columns), tuple(resolver.claims))
 
 

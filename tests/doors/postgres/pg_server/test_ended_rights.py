@@ -189,7 +189,7 @@ async def test_a_query_that_waits_ends(tmp_path: Path) -> None:
             told.append(await failed(app, "SELECT count(*) FROM t"))
 
         group.start_soon(ask)
-        await world.controls.wait_begun("Select")
+        await world.controls.wait_started("Select")
         await world.revoke()
         while not told:
             await anyio.sleep(0.01)
@@ -218,7 +218,7 @@ async def test_what_is_analysed_meanwhile_is_checked_again(tmp_path: Path, text:
             assert "may not read t" in await failed(app, text)
 
         group.start_soon(ask)
-        await world.controls.wait_begun("Analyze", begun + 1)
+        await world.controls.wait_started("Analyze", begun + 1)
         await world.revoke()
         world.controls.release("Analyze")
     # Nothing was run for it.
@@ -372,7 +372,7 @@ async def test_a_statement_is_canceled_and_its_session_goes_on(tmp_path: Path) -
             told.append(await failed(app, "SELECT count(*) FROM t", psycopg.errors.QueryCanceled))
 
         group.start_soon(ask)
-        await world.controls.wait_begun("Select")
+        await world.controls.wait_started("Select")
         assert await rows(world.boss, f"SELECT pg_cancel_backend({number})") == [(True,)]
         while not told:
             await anyio.sleep(0.01)
@@ -392,7 +392,7 @@ async def send_and_leave(world: EndingWorld, *texts: str) -> int:
         await anyio.to_thread.run_sync(
             os.write, gone.pgconn.socket, b"Q" + (len(data) + 4).to_bytes(4, "big") + data
         )
-    await world.controls.wait_begun("Select", before + 1)
+    await world.controls.wait_started("Select", before + 1)
     gone.pgconn.finish()
     return number
 

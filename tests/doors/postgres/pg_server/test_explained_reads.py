@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psycopg
+import pytest
 from pg_house import connected, pg_service  # type: ignore[import-not-found]
 
 from actors import Client
@@ -72,3 +74,20 @@ async def test_explain_shows_the_changes_of_a_transaction(tmp_path: Path) -> Non
             ]
             other = await explained(db, "SELECT id FROM others WHERE id = 1")
             assert other[1] == "  from memory: by PRIMARY KEY (id)"
+
+
+async def test_explain_shows_how_an_existing_view_is_maintained(tmp_path: Path) -> None:
+    async with pg_service(tmp_path) as service, await connected(service) as db:
+        await db.execute("CREATE TABLE goods (id BIGINT, kind INT, PRIMARY KEY (id))")
+        query = "SELECT kind, count(*) AS n FROM goods GROUP BY kind"
+        await db.execute(f'CREATE MATERIALIZED VIEW "of Kinds" AS {query}')
+        async with await Client.in_process(service) as client:
+            plan = await client.explain("of Kinds")
+        shown = await explained(db, 'MATERIALIZED VIEW "of Kinds"')
+        assert shown[0] == "mode: incremental"
+        assert shown == plan.splitlines()
+        assert (await explained(db, 'INCREMENTAL VIEW "of Kinds"'))[0] == "mode: incremental"
+        with pytest.raises(psycopg.errors.UndefinedTable, match="nowhere"):
+            await explained(db, "VIEW nowhere")
+        with pytest.raises(psycopg.Error, match="goods is a table: only views have a plan"):
+            await explained(db, "VIEW goods")

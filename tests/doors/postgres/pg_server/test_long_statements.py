@@ -14,19 +14,19 @@ import psycopg
 import pytest
 from pg_house import dsn_of, pg_table  # type: ignore[import-not-found]
 
-from actors.doors.postgres.pg_server import connection, preparing
-from actors.doors.sql_session import writing
+from actors.doors.postgres.pg_server import connection, statement_preparation
+from actors.doors.sql_session import write_statements
 from actors.engine.sql.tokens import lex_sql
 from actors.runtime.kernel.loop_delays import watch_loop
 from tests.kit.loop_turns import bounded_turns
 
 PLACES: list[tuple[Any, str]] = [
     (connection, "parse_statements"),
-    (preparing, "relations_of"),
-    (preparing, "infer_parameters"),
+    (statement_preparation, "relations_of"),
+    (statement_preparation, "infer_parameters"),
     (connection, "parse_parameters"),
     (connection, "spark_literal"),
-    (writing, "_local_values"),
+    (write_statements, "_local_values"),
 ]
 
 
@@ -34,7 +34,7 @@ async def test_long_statements_leave_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each stage, and for short statements none."""
-    monkeypatch.setattr("actors.doors.sql_session.long_texts.LOOP_CHARACTERS_MAX", 8_192)
+    monkeypatch.setattr("actors.doors.sql_session.offloading.LOOP_CHARACTERS_MAX", 8_192)
     seen: dict[str, set[int]] = {}
 
     def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,7 +88,7 @@ LONG = {
 async def test_no_turn_of_the_loop_is_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("actors.doors.sql_session.long_texts.LOOP_CHARACTERS_MAX", 8_192)
+    monkeypatch.setattr("actors.doors.sql_session.offloading.LOOP_CHARACTERS_MAX", 8_192)
     async with pg_table(tmp_path, "CREATE TABLE t (x INT)") as (service, db):
         with bounded_turns():
             # The client has another loop: its own turns are not the service's.

@@ -7,10 +7,10 @@ import random
 import psycopg
 import pytest
 
-from actors.doors.postgres.pg_server.parameter_scope import named_relations
+from actors.doors.postgres.pg_server.parameter_inference import named_relations
 from actors.doors.postgres.pg_server.statements import infer_parameters
 from actors.engine.sql.grammar import parse_span
-from actors.engine.sql.statements import composed
+from actors.engine.sql.statements import generated_span
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.pgwire.type_oids import ARRAY_OF, BOOL, DATE, INT4, INT8, NUMERIC, TEXT, TIMESTAMP
 from actors.model.plan.schema import TableColumn, TableSchema
@@ -58,7 +58,7 @@ SHAPES = [
 
 
 def types_of(text: str) -> tuple[int, ...]:
-    span = composed(SqlDialect.POSTGRES, text)
+    span = generated_span(SqlDialect.POSTGRES, text)
     return infer_parameters(span, parse_span(span), (), TABLES)
 
 

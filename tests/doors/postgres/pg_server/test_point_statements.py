@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pg_house import connected, pg_service  # type: ignore[import-not-found]
 
-from actors.control.controller.reads.rows_at_hand import RowsAtHand
+from actors.control.controller.reads.memory_reads import MemoryReads
 from actors.doors.postgres.pg_server.point_statements import find_point
 from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.tokens import SqlDialect
@@ -62,14 +62,14 @@ async def test_rows_of_a_key_are_read_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[bool] = []
-    original = RowsAtHand.find
+    original = MemoryReads.find
 
-    def watched(self: RowsAtHand, *given: Any) -> Any:
+    def watched(self: MemoryReads, *given: Any) -> Any:
         rows = original(self, *given)
         answers.append(rows is not None)
         return rows
 
-    monkeypatch.setattr(RowsAtHand, "find", watched)
+    monkeypatch.setattr(MemoryReads, "find", watched)
     async with pg_service(tmp_path) as service, await connected(service) as db:
         await db.execute("CREATE TABLE goods (id BIGINT, kind INT, name STRING, PRIMARY KEY (id))")
         await db.execute("CREATE INDEX ON goods (kind)")

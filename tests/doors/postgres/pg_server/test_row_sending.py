@@ -12,10 +12,10 @@ import pytest
 from actors.control.access.access_rules import AccessRules
 from actors.control.access.open_sessions import OpenSessions, ReadRights
 from actors.control.access.role_registry import READ, RoleRegistry
-from actors.doors.postgres.pg_server import copying
-from actors.doors.postgres.pg_server.copying import copy_to_client
+from actors.doors.postgres.pg_server import copy_protocol
+from actors.doors.postgres.pg_server.copy_protocol import copy_to_client
 from actors.doors.postgres.pg_server.row_sending import send_portal, send_result
-from actors.doors.postgres.pg_server.statements import KeptStatement, OpenPortal
+from actors.doors.postgres.pg_server.statements import OpenPortal, PreparedStatement
 from actors.doors.sql_session.results import StatementResult
 from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.tokens import SqlDialect
@@ -61,7 +61,7 @@ async def by_result(wire: RevokingWire) -> None:
 
 
 async def by_portal(wire: RevokingWire) -> None:
-    kept = KeptStatement("SELECT 1", None, ())
+    kept = PreparedStatement("SELECT 1", None, ())
     portal = OpenPortal(kept, BindPortal("", "", (), (), ()), "SELECT", SHAPE)
     portal.batches, portal.rights = batches(), wire.rights
     await send_portal(wire, portal, 0, "UTC")  # type: ignore[arg-type]
@@ -82,8 +82,8 @@ async def test_the_rest_of_the_rows_stays(
     async def source(*_: Any) -> StatementResult:
         return StatementResult("SELECT", SHAPE, batches(), rights=wire.rights)
 
-    monkeypatch.setattr(copying, "_source", source)
-    monkeypatch.setattr(copying, "while_connected", lambda _, result: result)
+    monkeypatch.setattr(copy_protocol, "_source", source)
+    monkeypatch.setattr(copy_protocol, "end_on_disconnect", lambda _, result: result)
     with pytest.raises(AccessDenied, match="app may not read t"):
         await send(wire)
     assert 0 < wire.rows() < ROWS

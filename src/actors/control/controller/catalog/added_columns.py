@@ -74,7 +74,7 @@ async def add_columns(
     assert entry.shard is not None, entry.name
     plain = [each for each in catalog.dependents(entry.id) if each.kind != VIEW]
     await check_dependents(store, catalog, entry, schema, plain)
-    indexes = await store.indexes_anew(catalog, entry, schema, catalog.next_id)
+    indexes = await store.rebuilt_indexes(catalog, entry, schema, catalog.next_id)
     kept = {**entry.column_comments, **{_own(schema, name): comments[name] for name in comments}}
     grown = replace(entry, schema=schema, column_comments=kept)
     after = catalog.put(grown, *indexes, used=len(indexes))

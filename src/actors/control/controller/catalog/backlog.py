@@ -26,7 +26,7 @@ class SwapView(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError | None = None
 
 
-class ForgetTaken(msgspec.Struct, frozen=True, gc=False):
+class DropTakenShard(msgspec.Struct, frozen=True, gc=False):
     """Drops the shard whose contents the view `id` has taken, and answers as `SwapView`."""
 
     id: ObjectId
@@ -42,7 +42,7 @@ class RestartView(msgspec.Struct, frozen=True, gc=False):
     request: int
 
 
-OwnStatement = SwapView | ForgetTaken | RestartView
+OwnStatement = SwapView | DropTakenShard | RestartView
 
 
 class QueuedStatement(msgspec.Struct, frozen=True, gc=False):

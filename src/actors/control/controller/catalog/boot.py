@@ -21,10 +21,10 @@ from actors.control.controller.catalog.catalog import (
 )
 from actors.control.controller.catalog.quarantine import decode_catalog
 from actors.control.controller.connectors.cleanup_record import CleanupRecord
-from actors.control.controller.connectors.cleanup_record import load as load_leftovers
+from actors.control.controller.connectors.cleanup_record import load as load_cleanup_records
 from actors.control.controller.holds import RETAIN, dataflow_holder, sink_holder
 from actors.durable.persist import PersistClient, ShardState
-from actors.durable.persist.handed import CONSUMER
+from actors.durable.persist.split_leases import CONSUMER
 from actors.model.plan.delta import DeltaPlan
 from actors.model.protocol.compute import (
     DataflowDescription,
@@ -47,7 +47,7 @@ class BootState(msgspec.Struct, frozen=True):
     """Sequence number of the catalog's key; None if the key was never written."""
     states: dict[ShardId, ShardState]
     tables_upper: Frontier
-    leftovers: tuple[CleanupRecord, ...] = ()
+    cleanup_records: tuple[CleanupRecord, ...] = ()
     """External resources of dropped sources."""
     roles: RoleRegistry = RoleRegistry()
     roles_seqno: int | None = None
@@ -90,11 +90,11 @@ async def load(persist: PersistClient) -> BootState:
         for holder in sorted(set(state.holds) - live):
             if not holder.startswith(CONSUMER):
                 await persist.drop_hold(shard, holder)
-    leftovers = await load_leftovers(persist)
+    cleanup_records = await load_cleanup_records(persist)
     tables_upper = await persist.tables_upper()
     roles, roles_seqno = await load_roles(persist)
     seqno = None if head is None else head.seqno
-    return BootState(catalog, seqno, states, tables_upper, leftovers, roles, roles_seqno)
+    return BootState(catalog, seqno, states, tables_upper, cleanup_records, roles, roles_seqno)
 
 
 def shard_import(entry: CatalogObject, plan: DeltaPlan | None = None) -> ShardImport:

@@ -48,7 +48,7 @@ CONNECTOR_KINDS: Final = frozenset({SOURCE, SOURCE_TABLE, SINK})
 """Kinds that the storage half maintains."""
 HIDDEN_SHARD: Final = "-hidden"
 """Infix of the ids of views' hidden shards, after the view's id."""
-APART: Final = frozenset({SOURCE, SINK})
+OWN_NAMESPACE_KINDS: Final = frozenset({SOURCE, SINK})
 """Kinds with namespaces of their own, which cannot be read."""
 
 
@@ -118,7 +118,7 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
 
 def _key(kind: str, name: str) -> str:
     """Return the lookup key of a name; sources and sinks have namespaces of their own."""
-    return f"{kind}/{fold(name)}" if kind in APART else fold(name)
+    return f"{kind}/{fold(name)}" if kind in OWN_NAMESPACE_KINDS else fold(name)
 
 
 class Quarantine(msgspec.Struct, frozen=True):
@@ -200,7 +200,7 @@ class CatalogSnapshot:
         if entry is not None and not quarantined:
             self.check_usable(entry)
         if entry is None:
-            for kind in APART:
+            for kind in OWN_NAMESPACE_KINDS:
                 if _key(kind, name) in self._by_name:
                     raise InvalidUsage(f"{name} is a {kind}: it cannot be read or built upon")
             raise UnknownObject(f"there is no table, view or index named {name!r}")
@@ -229,7 +229,7 @@ class CatalogSnapshot:
             )
         return entry
 
-    def find_apart(self, kind: str, name: str, *, quarantined: bool = False) -> CatalogObject:
+    def find_connector(self, kind: str, name: str, *, quarantined: bool = False) -> CatalogObject:
         """Return the source or sink with this name. Raises `UnknownObject`, and `InvalidUsage` as
         `find`."""
         entry = self._by_name.get(_key(kind, name))

@@ -33,7 +33,7 @@ from actors.control.controller.catalog.ddl import (
     retain,
     table_schema,
 )
-from actors.control.controller.connectors.cleanup_record import leftover_of, record_cas
+from actors.control.controller.connectors.cleanup_record import cleanup_record_of, record_cas
 from actors.control.controller.holds import RETAIN, sink_holder
 from actors.durable.persist import NewShard
 from actors.model.plan.schema import TableColumn
@@ -58,7 +58,7 @@ class ConnectorMakers(Protocol):
         """Return a sink that was not opened yet."""
         ...
 
-    def kept(self, configuration: ConnectorConfiguration, id: ObjectId, /) -> str:
+    def external_resource(self, configuration: ConnectorConfiguration, id: ObjectId, /) -> str:
         """Return the name of a source's external resource that must be cleaned up; empty if
         none."""
         ...
@@ -90,7 +90,7 @@ class NoConnectors:
         """Raise `InvalidUsage`."""
         raise InvalidUsage(f"this service knows no sink of kind {configuration.kind!r}")
 
-    def kept(self, configuration: ConnectorConfiguration, id: ObjectId) -> str:
+    def external_resource(self, configuration: ConnectorConfiguration, id: ObjectId) -> str:
         """Return an empty name."""
         return ""
 
@@ -181,7 +181,7 @@ class StorageStore:
         self, catalog: CatalogSnapshot, seqno: int | None, request: AlterSource
     ) -> CatalogChanged:
         """Add tables to a source. Raises as `create_source` does."""
-        entry = catalog.find_apart(SOURCE, request.name)
+        entry = catalog.find_connector(SOURCE, request.name)
         if not request.add:
             raise InvalidUsage(f"source {entry.name}: name at least one table to add")
         there = {each.outside: each.name for each in catalog.dependents(entry.id)}
@@ -205,7 +205,7 @@ class StorageStore:
         source = self._makers.source(filled.configuration, filled.id)
         try:
             described = source.describe_added(SourceExport(entry.outside, entry.schema), columns)
-            return await _soon(described, f"source {filled.name}")
+            return await _within_deadline(described, f"source {filled.name}")
         finally:
             with anyio.CancelScope(shield=True):
                 await source.close()
@@ -218,7 +218,9 @@ class StorageStore:
             raise InvalidUsage("a table outside is named twice: each fills one table here")
         source = self._makers.source(configuration, id_)
         try:
-            return await _soon(source.describe(wanted), f"source of kind {configuration.kind}")
+            return await _within_deadline(
+                source.describe(wanted), f"source of kind {configuration.kind}"
+            )
         finally:
             with anyio.CancelScope(shield=True):
                 await source.close()
@@ -241,7 +243,7 @@ class StorageStore:
         self, catalog: CatalogSnapshot, seqno: int | None, request: DropSource
     ) -> CatalogChanged:
         """Drop a source and its tables. Raises `UnknownObject`, `ObjectInUse`, `StorageError`."""
-        entry = catalog.find_apart(SOURCE, request.name, quarantined=True)
+        entry = catalog.find_connector(SOURCE, request.name, quarantined=True)
         tables = catalog.dependents(entry.id)
         # A view of a subscribe may read several of the tables.
         followed = {each.id: each for table in tables for each in catalog.subscribed_on(table.id)}
@@ -251,9 +253,11 @@ class StorageStore:
         smaller = catalog.remove(entry, *gone)
         # Of a source that cannot be read nobody knows what it keeps outside.
         configuration = None if entry.id in catalog.quarantined else entry.configuration
-        kept = "" if configuration is None else self._makers.kept(configuration, entry.id)
+        kept = (
+            "" if configuration is None else self._makers.external_resource(configuration, entry.id)
+        )
         # Set together with the drop, so that a crash cannot leave a resource that is not known.
-        records = [record_cas(leftover_of(entry, kept))] if kept else []
+        records = [record_cas(cleanup_record_of(entry, kept))] if kept else []
         changed = await self._store.drop_all(smaller, seqno, entry, gone, records)
         # The source's own tables go with it in any case.
         also = [each for each in gone if each not in tables]
@@ -276,7 +280,7 @@ class StorageStore:
         id_ = catalog.new_id
         sink = self._makers.sink(configuration, id_)
         try:
-            await _soon(sink.check(on.schema), f"sink of kind {configuration.kind}")
+            await _within_deadline(sink.check(on.schema), f"sink of kind {configuration.kind}")
         finally:
             with anyio.CancelScope(shield=True):
                 await sink.close()
@@ -304,7 +308,7 @@ class StorageStore:
     ) -> CatalogChanged:
         """Drop a sink; its hold is dropped when the cluster has stopped it. Raises `UnknownObject`,
         `StorageError`."""
-        entry = catalog.find_apart(SINK, name, quarantined=True)
+        entry = catalog.find_connector(SINK, name, quarantined=True)
         smaller = catalog.remove(entry)
         return await self._store.drop_all(smaller, seqno, entry, ())
 
@@ -369,7 +373,7 @@ def _table(source: CatalogObject, export: SourceExport, name: str, number: int) 
     )
 
 
-async def _soon(work: Awaitable[T], what: str) -> T:
+async def _within_deadline(work: Awaitable[T], what: str) -> T:
     try:
         with anyio.fail_after(DESCRIBE_DEADLINE_MS / 1000):
             return await work

@@ -281,7 +281,7 @@ class CatalogStore:
         )
         return await self._create_on(catalog, seqno, entry, [])
 
-    async def indexes_anew(
+    async def rebuilt_indexes(
         self, catalog: CatalogSnapshot, entry: CatalogObject, schema: TableSchema, first_id: int
     ) -> list[CatalogObject]:
         """Return an object's indexes with these columns, by dataflows of their own, whose ids are

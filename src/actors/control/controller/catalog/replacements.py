@@ -179,10 +179,10 @@ def is_extension(old: TableSchema, new: TableSchema) -> bool:
     return same and all(column.nullable for column in added)
 
 
-async def check_computed(persist: PersistClient, name: str, coming: CatalogObject) -> None:
+async def check_computed(persist: PersistClient, name: str, replacement: CatalogObject) -> None:
     """Raise `ViewInError` if the contents of the view that comes hold an error."""
-    assert coming.shard is not None, coming.name
-    state = await persist.state(coming.shard)
+    assert replacement.shard is not None, replacement.name
+    state = await persist.state(replacement.shard)
     if any(part.has_errors for batch in state.batches for part in batch.parts):
         raise ViewInError(
             f"the new query of {name} fails on the present rows, so the view stays as it is; run "
@@ -195,7 +195,7 @@ async def swap_view(
     catalog: CatalogSnapshot,
     seqno: int | None,
     entry: CatalogObject,
-    coming: CatalogObject,
+    replacement: CatalogObject,
     *,
     ended: bool,
 ) -> CatalogChanged | None:
@@ -206,47 +206,47 @@ async def swap_view(
     """
     persist = store.persist
     assert entry.shard is not None, entry.name
-    assert coming.shard is not None, entry.name
+    assert replacement.shard is not None, entry.name
     # A new id: a replica that knew the former dataflow would take another one of that id for it.
     dataflow = catalog.new_id
-    upper, reached = await persist.upper(entry.shard), await persist.upper(coming.shard)
-    since = (await persist.state(coming.shard)).since
+    upper, reached = await persist.upper(entry.shard), await persist.upper(replacement.shard)
+    since = (await persist.state(replacement.shard)).since
     # The contents of each time from the old one's upper on must be known of the new one; but where
     # the old one stood still before the new one began, they are an error up to there.
     if reached <= upper or (since > upper and not ended):
         return None
     made = replace(
-        coming,
+        replacement,
         id=entry.id,
         name=entry.name,
         shard=entry.shard,
         as_of=entry.as_of,
         rebuilt_at=upper,
-        taken_shard=coming.shard,
+        taken_shard=replacement.shard,
         dataflow=dataflow,
         replaces="",
         column_comments={
             name: text
             for name, text in entry.column_comments.items()
-            if name in coming.schema.names
+            if name in replacement.schema.names
         },
     )
     await hold_from(persist, catalog, made, reached)
     indexes: list[CatalogObject] = []
     if made.schema != entry.schema:
         ids_from = catalog.next_id + 1
-        indexes = await store.indexes_anew(catalog, entry, made.schema, ids_from)
-    grown = catalog.remove(coming).put(made, *indexes, used=1 + len(indexes))
+        indexes = await store.rebuilt_indexes(catalog, entry, made.schema, ids_from)
+    grown = catalog.remove(replacement).put(made, *indexes, used=1 + len(indexes))
     expected = {entry.shard: upper}
-    expected |= {shard: await persist.upper(shard) for shard in coming.shards}
+    expected |= {shard: await persist.upper(shard) for shard in replacement.shards}
     schemas = {entry.shard: made.schema} if made.schema != entry.schema else {}
-    former = [entry.dataflow_id, coming.dataflow_id]
+    former = [entry.dataflow_id, replacement.dataflow_id]
     if not await _handed_over(store, seqno, grown, dataflow, former, expected, schemas=schemas):
         for index in indexes:
             await store.drop_holds(catalog, index)
         return None
     await _drop_quietly(persist, set(entry.hidden_shards))
-    return CatalogChanged(grown, seqno_after(seqno), dropped=coming, altered=(made, *indexes))
+    return CatalogChanged(grown, seqno_after(seqno), dropped=replacement, altered=(made, *indexes))
 
 
 async def rename_view(
@@ -254,14 +254,16 @@ async def rename_view(
     catalog: CatalogSnapshot,
     seqno: int | None,
     entry: CatalogObject,
-    coming: CatalogObject,
+    replacement: CatalogObject,
 ) -> CatalogChanged:
     """Give a view the contents of the one that was computed beside it, with its shards and its
     dataflow; its own shards are dropped. Raises `ObjectInUse`, `WriterFenced`, `StorageError`."""
-    made = replace(coming, id=entry.id, name=entry.name, replaces="", dataflow=coming.dataflow_id)
+    made = replace(
+        replacement, id=entry.id, name=entry.name, replaces="", dataflow=replacement.dataflow_id
+    )
     # Only for its check: what depends on it would have to read another shard.
-    catalog.remove(entry, coming)
-    grown = catalog.remove(coming).put(made)
+    catalog.remove(entry, replacement)
+    grown = catalog.remove(replacement).put(made)
     cas = CompareAndSet(CATALOG_KEY, seqno, grown.encode())
     if entry.shards:
         done = await store.persist.drop_shards(entry.shards, extra=[cas])
@@ -270,10 +272,10 @@ async def rename_view(
         done = await store.persist.compare_and_set([cas])
     if not done:
         raise fenced(seqno)
-    return CatalogChanged(grown, seqno_after(seqno), dropped=coming, altered=(made,))
+    return CatalogChanged(grown, seqno_after(seqno), dropped=replacement, altered=(made,))
 
 
-async def forget_taken(
+async def drop_taken_shard(
     store: CatalogStore, catalog: CatalogSnapshot, seqno: int | None, entry: CatalogObject
 ) -> CatalogChanged:
     """Drop the shard whose contents a view has taken. Raises `WriterFenced`, `StorageError`."""
@@ -284,7 +286,7 @@ async def forget_taken(
     return changed
 
 
-def coming_name(name: str) -> str:
+def replacement_name(name: str) -> str:
     """Return the name of a view while it is computed to come in that one's place: none that a user
     can give."""
     return f"__{name} (new)"

@@ -19,7 +19,7 @@ from actors.control.controller.catalog.alterations import (
     create_plain_view,
 )
 from actors.control.controller.catalog.backlog import (
-    ForgetTaken,
+    DropTakenShard,
     OwnStatement,
     QueuedStatement,
     RestartView,
@@ -38,7 +38,7 @@ from actors.control.controller.catalog.catalog import (
 )
 from actors.control.controller.catalog.ddl import CatalogChanged, cascade_notices
 from actors.control.controller.catalog.replacements import (
-    forget_taken,
+    drop_taken_shard,
 )
 from actors.control.controller.catalog.subscribed_views import SubscribedViews
 from actors.control.controller.catalog.view_replacements import ViewReplacements
@@ -209,8 +209,8 @@ class StatementQueue:
                 return self._alter(statement)
             case SwapView():
                 return replacements.swap(statement)
-            case ForgetTaken(id=id_):
-                return forget_taken(store, catalog, seqno, replacements.find_own(id_))
+            case DropTakenShard(id=id_):
+                return drop_taken_shard(store, catalog, seqno, replacements.find_own(id_))
             case RestartView(id=id_):
                 return replacements.restart(replacements.find_own(id_))
             case CreateIndex():

@@ -19,7 +19,7 @@ from actors.control.controller.catalog.alterations import (
     find_replaced,
 )
 from actors.control.controller.catalog.backlog import (
-    ForgetTaken,
+    DropTakenShard,
     OwnStatement,
     QueuedStatement,
     RestartView,
@@ -30,9 +30,9 @@ from actors.control.controller.catalog.catalog import VIEW, CatalogObject
 from actors.control.controller.catalog.ddl import CatalogChanged
 from actors.control.controller.catalog.replacements import (
     check_computed,
-    coming_name,
     is_extension,
     rename_view,
+    replacement_name,
     restart_view,
     swap_view,
 )
@@ -102,18 +102,18 @@ class ViewReplacements:
         elif plan.output != entry.schema:
             users = catalog.dependents(entry.id)
             await check_dependents(store, catalog, entry, plan.output, users)
-        name = coming_name(entry.name)
+        name = replacement_name(entry.name)
         return await store.add_view(catalog, seqno, name, statement, plan, entry.id)
 
     def advanced(self, entry: CatalogObject) -> None:
         """Go on with a replacement, now that the upper of a view has moved."""
         upper = self._state.frontiers.upper(entry)
         if entry.replaces and upper > entry.as_of:
-            self._go_on(entry, SwapView)
+            self._queue_step(entry, SwapView)
         elif entry.taken_shard is not None and upper > entry.rebuilt_at:
-            self._go_on(entry, ForgetTaken)
+            self._queue_step(entry, DropTakenShard)
 
-    def _go_on(self, entry: CatalogObject, step: type[SwapView | ForgetTaken]) -> None:
+    def _queue_step(self, entry: CatalogObject, step: type[SwapView | DropTakenShard]) -> None:
         if any(
             isinstance(each.statement, step) and each.statement.id == entry.id
             for each in self._backlog.all
@@ -168,28 +168,28 @@ class ViewReplacements:
         """Put a view in the place of the one that it replaces. If that fails, the old one stays."""
         state = self._state
         store, catalog, seqno = state.store, state.catalog, state.seqno
-        coming = self.find_own(statement.id)
-        entry = self.find_own(coming.replaces)
+        replacement = self.find_own(statement.id)
+        entry = self.find_own(replacement.replaces)
         try:
             if statement.error is not None:
                 raise statement.error
-            await check_computed(state.persist, entry.name, coming)
+            await check_computed(state.persist, entry.name, replacement)
             ended = is_empty(state.frontiers.upper(entry)) or is_empty(
-                state.frontiers.upper(coming)
+                state.frontiers.upper(replacement)
             )
             if (
                 ended
                 or entry.id in catalog.quarantined
-                or not is_extension(entry.schema, coming.schema)
+                or not is_extension(entry.schema, replacement.schema)
             ):
-                return await rename_view(store, catalog, seqno, entry, coming)
-            return await self._swap_shard(entry, coming)
+                return await rename_view(store, catalog, seqno, entry, replacement)
+            return await self._swap_shard(entry, replacement)
         except PenstockError as error:
             if not error.determinate or isinstance(error, WriterFenced):
                 raise
             # Those that were taken for the dataflow that was to go on.
-            await store.drop_holds(catalog, replace(coming, dataflow=catalog.new_id))
-            changed = await store.drop(catalog, seqno, coming)
+            await store.drop_holds(catalog, replace(replacement, dataflow=catalog.new_id))
+            changed = await store.drop(catalog, seqno, replacement)
             return replace(changed, refusal=error)
 
     def find_own(self, id_: ObjectId) -> CatalogObject:
@@ -199,7 +199,7 @@ class ViewReplacements:
             raise UnknownObject(f"object {id_} was dropped meanwhile")
         return entry
 
-    async def _swap_shard(self, entry: CatalogObject, coming: CatalogObject) -> CatalogChanged:
+    async def _swap_shard(self, entry: CatalogObject, replacement: CatalogObject) -> CatalogChanged:
         """Swap a view that keeps its shard, as soon as the new one is further than the old one."""
         state = self._state
         limit_ms = state.settings.replace_deadline_ms
@@ -211,7 +211,7 @@ class ViewReplacements:
                 state.catalog,
                 state.seqno,
                 entry,
-                coming,
+                replacement,
                 ended=entry.id in self._ended,
             )
             if changed is not None:

@@ -30,16 +30,16 @@ class CleanupRecord(msgspec.Struct, frozen=True):
         return PREFIX + self.id
 
 
-def leftover_of(entry: CatalogObject, kept: str) -> CleanupRecord:
+def cleanup_record_of(entry: CatalogObject, kept: str) -> CleanupRecord:
     """Return the record for a source that is being dropped."""
     assert entry.configuration is not None, entry.name
     return CleanupRecord(entry.id, entry.name, entry.configuration, kept)
 
 
-def record_cas(leftover: CleanupRecord) -> CompareAndSet:
+def record_cas(record: CleanupRecord) -> CompareAndSet:
     """Return the change that stores the record, to be set together with the catalog."""
     # Ids are never used twice, so the key is new.
-    return CompareAndSet(leftover.key, None, msgspec.msgpack.encode(leftover))
+    return CompareAndSet(record.key, None, msgspec.msgpack.encode(record))
 
 
 async def load(persist: PersistClient) -> tuple[CleanupRecord, ...]:
@@ -56,10 +56,10 @@ async def load(persist: PersistClient) -> tuple[CleanupRecord, ...]:
     return tuple(found)
 
 
-async def delete_record(persist: PersistClient, leftover: CleanupRecord) -> None:
+async def delete_record(persist: PersistClient, record: CleanupRecord) -> None:
     """Delete the record, as the resource is removed or given up. Raises `StorageError`."""
-    head = await persist.head(leftover.key)
+    head = await persist.head(record.key)
     while head is not None:
-        if await persist.compare_and_set([CompareAndSet(leftover.key, head.seqno, None)]):
+        if await persist.compare_and_set([CompareAndSet(record.key, head.seqno, None)]):
             return
-        head = await persist.head(leftover.key)
+        head = await persist.head(record.key)

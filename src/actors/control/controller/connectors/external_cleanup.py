@@ -26,8 +26,8 @@ from actors.connectors.sources.source import SourceUnreachable
 from actors.control.controller.catalog.catalog import SOURCE, CatalogObject
 from actors.control.controller.connectors.cleanup_record import (
     CleanupRecord,
+    cleanup_record_of,
     delete_record,
-    leftover_of,
 )
 from actors.control.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.model.protocol.api import ForgetSource, ObjectHealth, RequestDone, SourceStatus
@@ -44,7 +44,7 @@ ATTEMPT_MS_MAX: Final = 60_000
 DROPPED: Final = "dropped"
 
 
-class LeftoverTurn(msgspec.Struct, frozen=True, gc=False):
+class CleanupTurn(msgspec.Struct, frozen=True, gc=False):
     """A retry is due (`tried` False), or a try has ended, with an error or without."""
 
     id: ObjectId
@@ -52,7 +52,7 @@ class LeftoverTurn(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError | None = None
 
 
-class LeftoverForgotten(msgspec.Struct, frozen=True, gc=False):
+class CleanupForgotten(msgspec.Struct, frozen=True, gc=False):
     """The records were deleted on a user's request, or that failed."""
 
     session: ActorAddress[Any]
@@ -64,7 +64,7 @@ class LeftoverForgotten(msgspec.Struct, frozen=True, gc=False):
 class _Pending(msgspec.Struct):
     """One record and the state of its removal."""
 
-    leftover: CleanupRecord
+    record: CleanupRecord
     failures: int = 0
     since_ms: int = 0
     error: str = ""
@@ -88,14 +88,14 @@ class ExternalCleanup:
         """Add the record of a source that is no longer in the catalog."""
         kept = self._kept(entry)
         if kept:
-            leftover = leftover_of(entry, kept)
-            self._all[entry.id] = _Pending(leftover, since_ms=self._state.ctx.now_ms())
+            record = cleanup_record_of(entry, kept)
+            self._all[entry.id] = _Pending(record, since_ms=self._state.ctx.now_ms())
 
     def created(self, entry: CatalogObject) -> None:
         """Cancel the removal of a resource that a new source uses."""
         kept = self._kept(entry)
         for pending in self._all.values():
-            if pending.leftover.kept == kept and pending.attempt is not None:
+            if pending.record.kept == kept and pending.attempt is not None:
                 pending.attempt.cancel()
                 self._failed(pending, self._in_use(pending))
 
@@ -105,16 +105,16 @@ class ExternalCleanup:
         if pending is not None and not pending.due:
             pending.due = True
             # Delayed, so that the cluster and the controller do not remove it at the same moment.
-            self._state.ctx.after(DELAY_MS_MIN, LeftoverTurn(id_))
+            self._state.ctx.after(DELAY_MS_MIN, CleanupTurn(id_))
 
     def connected(self) -> None:
         """Schedule a try for each record: the new connection was not told to run their sources."""
         for id_ in list(self._all):
             self.schedule_removal(id_)
 
-    def turn(self, message: LeftoverTurn | LeftoverForgotten) -> None:
+    def turn(self, message: CleanupTurn | CleanupForgotten) -> None:
         """Handle a timer, the end of a try, or the end of a deletion."""
-        if isinstance(message, LeftoverForgotten):
+        if isinstance(message, CleanupForgotten):
             self._forgotten(message)
             return
         pending = self._all.get(message.id)
@@ -128,7 +128,7 @@ class ExternalCleanup:
         pending.attempt = None
         if message.error is None:
             del self._all[message.id]
-            log.info("what the outside kept for source %s is gone", pending.leftover.name)
+            log.info("what the outside kept for source %s is gone", pending.record.name)
         else:
             self._failed(pending, message.error)
 
@@ -137,13 +137,13 @@ class ExternalCleanup:
     def _kept(self, entry: CatalogObject) -> str:
         if entry.kind != SOURCE or entry.configuration is None:
             return ""
-        return self._state.connector_store.makers.kept(entry.configuration, entry.id)
+        return self._state.connector_store.makers.external_resource(entry.configuration, entry.id)
 
     def _in_use(self, pending: _Pending) -> PenstockError | None:
         """Return the reason why the resource must stay, or None."""
         for entry in self._state.catalog.of_kind(SOURCE):
-            if self._kept(entry) == pending.leftover.kept:
-                return PenstockError(f"source {entry.name} uses {pending.leftover.kept} now")
+            if self._kept(entry) == pending.record.kept:
+                return PenstockError(f"source {entry.name} uses {pending.record.kept} now")
         return None
 
     def _try(self, pending: _Pending) -> None:
@@ -152,19 +152,17 @@ class ExternalCleanup:
         if in_use is not None:
             self._failed(pending, in_use)
             return
-        id_ = pending.leftover.id
+        id_ = pending.record.id
         pending.attempt = self._state.ctx.effect(
-            lambda: self._remove(pending.leftover),
-            done=lambda _: LeftoverTurn(id_, tried=True),
-            failed=lambda error: LeftoverTurn(id_, tried=True, error=to_penstock_error(error)),
+            lambda: self._remove(pending.record),
+            done=lambda _: CleanupTurn(id_, tried=True),
+            failed=lambda error: CleanupTurn(id_, tried=True, error=to_penstock_error(error)),
         )
 
-    async def _remove(self, leftover: CleanupRecord) -> None:
+    async def _remove(self, record: CleanupRecord) -> None:
         try:
             with anyio.fail_after(ATTEMPT_MS_MAX / 1000):
-                source = self._state.connector_store.makers.source(
-                    leftover.configuration, leftover.id
-                )
+                source = self._state.connector_store.makers.source(record.configuration, record.id)
                 try:
                     await source.forget()
                 finally:
@@ -175,7 +173,7 @@ class ExternalCleanup:
                 f"the outside did not answer within {ATTEMPT_MS_MAX} ms"
             ) from None
         # Last: after a crash in between, the removal is repeated.
-        await delete_record(self._state.persist, leftover)
+        await delete_record(self._state.persist, record)
 
     def _failed(self, pending: _Pending, error: PenstockError | None) -> None:
         pending.attempt = None
@@ -192,26 +190,26 @@ class ExternalCleanup:
                 logging.INFO if pending.failures == 1 else logging.WARNING,
                 "source %s was dropped, but %s is still there: %s; it is tried again, until"
                 " `penstock source forget` gives it up",
-                pending.leftover.name,
-                pending.leftover.kept,
+                pending.record.name,
+                pending.record.kept,
                 text,
             )
         delay_ms = min(DELAY_MS_MAX, DELAY_MS_MIN << min(pending.failures - 1, 20))
-        self._state.ctx.after(delay_ms, LeftoverTurn(pending.leftover.id))
+        self._state.ctx.after(delay_ms, CleanupTurn(pending.record.id))
 
     # -- reporting ---------------------------------------------------------------------------------
 
     def forget(self, session: ActorAddress[Any], request: ForgetSource) -> None:
         """Delete the records of a name, and leave the resources. Raises `UnknownObject`."""
-        ids = tuple(id_ for id_, each in self._all.items() if each.leftover.name == request.name)
+        ids = tuple(id_ for id_, each in self._all.items() if each.record.name == request.name)
         if not ids:
-            there = ", ".join(sorted({each.leftover.name for each in self._all.values()}))
+            there = ", ".join(sorted({each.record.name for each in self._all.values()}))
             raise UnknownObject(
                 f"no dropped source {request.name!r} has left anything outside that is known; "
                 f"those that have: {there or 'none'}"
             )
 
-        records = [self._all[id_].leftover for id_ in ids]
+        records = [self._all[id_].record for id_ in ids]
 
         async def give_up() -> None:
             for each in records:
@@ -219,11 +217,11 @@ class ExternalCleanup:
 
         self._state.ctx.effect(
             give_up,
-            done=lambda _: LeftoverForgotten(session, request, ids),
-            failed=lambda error: LeftoverForgotten(session, request, ids, to_penstock_error(error)),
+            done=lambda _: CleanupForgotten(session, request, ids),
+            failed=lambda error: CleanupForgotten(session, request, ids, to_penstock_error(error)),
         )
 
-    def _forgotten(self, message: LeftoverForgotten) -> None:
+    def _forgotten(self, message: CleanupForgotten) -> None:
         if message.error is not None:
             reply_error(message.session, message.request.request, message.error)
             return
@@ -232,7 +230,7 @@ class ExternalCleanup:
         for each in named:
             if each.attempt is not None:
                 each.attempt.cancel()
-        text = ", ".join(each.leftover.kept for each in named)
+        text = ", ".join(each.record.kept for each in named)
         message.session.reply(RequestDone(message.request.request, text))
 
     def statuses(self, *, failing: bool = False) -> Iterator[tuple[ObjectId, SourceStatus]]:
@@ -241,12 +239,12 @@ class ExternalCleanup:
         for id_, each in self._all.items():
             if failing and not each.error:
                 continue
-            leftover = each.leftover
+            record = each.record
             error = each.error or "it is being removed"
             health = ObjectHealth(
                 DROPPED,
-                f"{leftover.kept} is still there outside: {error}",
+                f"{record.kept} is still there outside: {error}",
                 "it is tried again; `penstock source forget` gives it up, and leaves it to you",
                 each.since_ms,
             )
-            yield id_, SourceStatus(leftover.name, leftover.configuration.kind, health, EMPTY)
+            yield id_, SourceStatus(record.name, record.configuration.kind, health, EMPTY)

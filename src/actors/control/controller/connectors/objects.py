@@ -111,12 +111,12 @@ class ConnectorObjects:
         link: ReplicaLink | None,
         copies: CopiesFrom,
         makers: ConnectorMakers,
-        leftovers: tuple[CleanupRecord, ...] = (),
+        cleanup_records: tuple[CleanupRecord, ...] = (),
     ) -> None:
         self._state = state
         self.copies = copies
         self._makers = makers
-        self.leftovers = ExternalCleanup(state, leftovers)
+        self.cleanup = ExternalCleanup(state, cleanup_records)
         self._link = link
         self._incarnation = 0
         self._health: dict[ObjectId, StatusUpdate] = {}
@@ -136,7 +136,7 @@ class ConnectorObjects:
         self._link.replay(message.incarnation, self.commands())
         for entry in list(self._dropping.values()):
             self._let_go(entry.id)  # this connection was not told to run it
-        self.leftovers.connected()
+        self.cleanup.connected()
 
     def commands(self) -> list[Command]:
         """Return all commands for a fresh connection, after its Hello."""
@@ -164,7 +164,7 @@ class ConnectorObjects:
             self._push(RunSink(describe_sink(catalog, entry)))
         elif entry.kind == SOURCE:
             # First: a pending removal must not take the resource from the new source.
-            self.leftovers.created(entry)
+            self.cleanup.created(entry)
             self._push(RunIngestion(describe_source(catalog, entry)))
         elif entry.kind == SOURCE_TABLE:
             # The running source is altered: it has one more export, or one with more columns.
@@ -176,7 +176,7 @@ class ConnectorObjects:
         self._health.pop(entry.id, None)
         self._failed.pop(entry.id, None)
         self._statistics.pop(entry.id, None)
-        self.leftovers.dropped(entry)
+        self.cleanup.dropped(entry)
         if entry.kind == SINK:
             # The sink reads under its hold until the cluster has stopped it.
             self._dropping[entry.id] = entry
@@ -219,7 +219,7 @@ class ConnectorObjects:
                         self._state.frontiers.note_behind(each.id, each.lag_ms)
             case DroppedId(id_):
                 self._let_go(id_)
-                self.leftovers.schedule_removal(id_)
+                self.cleanup.schedule_removal(id_)
             case StagedBatches():
                 pass
             case ConnectionRefused():
@@ -283,7 +283,7 @@ class ConnectorObjects:
         if not request.sinks:
             found += tuple(
                 replace(shown, health=self._shown(None, shown.health, role))
-                for _, shown in self.leftovers.statuses()
+                for _, shown in self.cleanup.statuses()
             )
         return SourceReport(request.request, state.oracle_now(), found)
 
@@ -330,7 +330,7 @@ class ConnectorObjects:
         listed = [(entry.id, self._status(entry, role)) for entry in objects]
         left = [
             (id_, replace(shown, health=self._shown(None, shown.health, role)))
-            for id_, shown in self.leftovers.statuses()
+            for id_, shown in self.cleanup.statuses()
         ]
         for id_, shown in (*listed, *left):
             health, statistics = shown.health, shown.statistics or ObjectStatistics(id_)
@@ -364,7 +364,7 @@ class ConnectorObjects:
     def error_rows(self, role: str | None) -> Iterator[Row]:
         """Yield the rows of `penstock.errors` about dropped sources, as a session of a role sees
         them."""
-        for id_, shown in self.leftovers.statuses(failing=True):
+        for id_, shown in self.cleanup.statuses(failing=True):
             health = self._shown(None, shown.health, role)
             yield id_, shown.name, health.status, health.error, health.since_ms
 

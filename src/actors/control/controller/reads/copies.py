@@ -48,7 +48,7 @@ from actors.runtime.kernel import ActorAddress, RunningEffect
 from actors.runtime.progress import EMPTY, ObjectId, ShardId, Time
 
 
-class CopyHeld(msgspec.Struct, frozen=True, gc=False):
+class CopyHoldAcquired(msgspec.Struct, frozen=True, gc=False):
     """The copy's durable hold was taken, with the shard's since; or that failed."""
 
     id: ObjectId
@@ -56,7 +56,7 @@ class CopyHeld(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError | None = None
 
 
-class CopyLate(msgspec.Struct, frozen=True, gc=False):
+class CopyTimedOut(msgspec.Struct, frozen=True, gc=False):
     """The copy's deadline has passed."""
 
     id: ObjectId
@@ -137,7 +137,7 @@ class RunningCopies(OpenRequests[_Copy]):
         id_ = state.transient_id()
         dataflow = DataflowDescription(id_, entry.name, (imported,), export, time)
         wait_ms = request.deadline_ms
-        timer = None if wait_ms is None else state.ctx.after(wait_ms, CopyLate(id_))
+        timer = None if wait_ms is None else state.ctx.after(wait_ms, CopyTimedOut(id_))
         made = self._copies[id_] = _Copy(session, request, entry, dataflow, timer, rights)
         self._opened(made)
         # Held before the dataflow is created: neither the wait for the time nor a replica that
@@ -146,11 +146,11 @@ class RunningCopies(OpenRequests[_Copy]):
             imported.shard,
             copy_holder(id_),
             time,
-            done=lambda since: CopyHeld(id_, since),
-            failed=lambda error: CopyHeld(id_, 0, error),
+            done=lambda since: CopyHoldAcquired(id_, since),
+            failed=lambda error: CopyHoldAcquired(id_, 0, error),
         )
 
-    def held(self, message: CopyHeld) -> None:
+    def hold_acquired(self, message: CopyHoldAcquired) -> None:
         """Create the dataflow now that the hold was taken, or refuse the copy."""
         made = self._copies.get(message.id)
         if made is None:
@@ -170,12 +170,12 @@ class RunningCopies(OpenRequests[_Copy]):
             self._state.command(CreateDataflow(made.dataflow))
             self._state.command(ScheduleDataflow(made.id))
 
-    def turn(self, message: CopyHeld | CopyLate) -> None:
+    def turn(self, message: CopyHoldAcquired | CopyTimedOut) -> None:
         """Handle the end of a hold's effect or of a deadline."""
-        if isinstance(message, CopyHeld):
-            self.held(message)
+        if isinstance(message, CopyHoldAcquired):
+            self.hold_acquired(message)
         else:
-            self.late(message.id)
+            self.timed_out(message.id)
 
     # -- progress ------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class RunningCopies(OpenRequests[_Copy]):
 
     # -- ending --------------------------------------------------------------------------------
 
-    def late(self, id_: ObjectId) -> None:
+    def timed_out(self, id_: ObjectId) -> None:
         """End a copy whose deadline has passed."""
         made = self._copies.get(id_)
         if made is None:
@@ -274,5 +274,5 @@ class RunningCopies(OpenRequests[_Copy]):
         if made.held:
             self._state.drop_hold(made.shard, copy_holder(made.id))
         else:
-            # The hold is still being taken: `held` drops it.
+            # The hold is still being taken: `hold_acquired` drops it.
             self._ended_early[made.id] = made.shard

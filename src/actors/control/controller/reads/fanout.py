@@ -87,12 +87,12 @@ class BatchReader:
         """Return whether the present piece is the last."""
         return len(self._left) == 1
 
-    def passed(self) -> list[str]:
+    def advance(self) -> list[str]:
         """Advance to the next piece. Return the blobs that may be deleted."""
         self.reading, self.attempts = False, 0
         return self.shelf.take([self._left.popleft()])
 
-    def abandoned(self) -> list[str]:
+    def abandon(self) -> list[str]:
         """Release all remaining pieces, as the reader has left. Return the blobs that may be
         deleted."""
         left = list(self._left)
@@ -276,7 +276,7 @@ class SubscribeFanout:
         stream = self._streams.get(id_)
         if stream is None or batch.upper <= stream.upper:
             return [], []
-        cuts = _Cuts(batch)
+        cuts = _BatchCuts(batch)
         keys = tuple(part.key for part in batch.parts)
         deliveries = []
         for member in stream.members.values():
@@ -299,11 +299,11 @@ class SubscribeFanout:
         pairs += [(younger, moved) for younger in alike[place + 1 :]]
         for younger, older in pairs:
             alive = younger.members and older.members  # an earlier pair may have emptied it
-            if alive and _touch(younger, older):
-                commands += self._go_over(younger, older)
+            if alive and _steps_touch(younger, older):
+                commands += self._merge_streams(younger, older)
         return commands
 
-    def _go_over(self, younger: FanoutStream, older: FanoutStream) -> list[Command]:
+    def _merge_streams(self, younger: FanoutStream, older: FanoutStream) -> list[Command]:
         commands: list[Command] = []
         for member in list(younger.members.values()):
             # The hold must protect the time from which the older stream would start over.
@@ -341,13 +341,13 @@ class SubscribeFanout:
         assert sum(map(len, self._by_import.values())) == len(self._streams)
 
 
-def _touch(younger: FanoutStream, older: FanoutStream) -> bool:
+def _steps_touch(younger: FanoutStream, older: FanoutStream) -> bool:
     """Return whether the older stream stands within the last step of the younger one."""
     pending = younger.snapshot or older.snapshot
     return not pending and younger.lower <= older.upper <= younger.upper
 
 
-class _Cuts:
+class _BatchCuts:
     """Cuts of a batch by time; each is made once."""
 
     def __init__(self, batch: SubscribeBatch) -> None:

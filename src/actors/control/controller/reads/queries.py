@@ -37,7 +37,7 @@ from actors.control.controller.catalog.analysis_requests import analyzer
 from actors.control.controller.catalog.boot import last_sealed_time, shard_import
 from actors.control.controller.catalog.catalog import CatalogObject
 from actors.control.controller.open_requests import OpenRequests
-from actors.control.controller.reads.rows_at_hand import first_way
+from actors.control.controller.reads.memory_reads import first_way
 from actors.control.controller.roles.request_rights import named_denial, readable_by
 from actors.control.controller.roles.revocation import HeldRights, held_reads
 from actors.control.controller.state import (
@@ -62,7 +62,7 @@ from actors.model.plan.schema import (
     TableSchema,
     intervals_of_months,
 )
-from actors.model.plan.updates import ResultPiece, opening_of, pieces
+from actors.model.plan.updates import ResultPiece, encode_stream_header, pieces
 from actors.model.protocol.api import (
     CreateView,
     DescribeQuery,
@@ -117,7 +117,7 @@ class QueryEnded(msgspec.Struct, frozen=True, gc=False):
     """A source's table without contents: the query is to begin again when they are there."""
 
 
-class QueryLate(msgspec.Struct, frozen=True, gc=False):
+class QueryTimedOut(msgspec.Struct, frozen=True, gc=False):
     """A deadline has passed."""
 
     number: int
@@ -133,7 +133,7 @@ class InputsChecked(msgspec.Struct, frozen=True, gc=False):
     """Reads of its query: a right may have been revoked since."""
 
 
-QueryTurn: TypeAlias = QueryPiece | QueryEnded | QueryLate
+QueryTurn: TypeAlias = QueryPiece | QueryEnded | QueryTimedOut
 
 
 class _Running(msgspec.Struct, eq=False):
@@ -329,7 +329,7 @@ class RunningQueries(OpenRequests[_Running]):
             deadline_ms,
             role,
             state.ctx.monotonic_ms(),
-            state.ctx.after(deadline_ms, QueryLate(number)),
+            state.ctx.after(deadline_ms, QueryTimedOut(number)),
             anyio.Event(),
             TRACEPARENT.get(),
             HeldRights(role),
@@ -392,7 +392,7 @@ class RunningQueries(OpenRequests[_Running]):
             case QueryEnded(error=error):
                 if error is not None:
                     self._end(running, error)
-            case QueryLate():
+            case QueryTimedOut():
                 text = (
                     f"query over {running.names or 'no table'} at {running.time}: not within "
                     f"{running.deadline_ms} ms: it was {running.state}"
@@ -599,7 +599,9 @@ class _Run:
         """Send the rows, each piece when the client was sent the one before."""
         settings, running = self._state.settings, self._running
         shape = pa.schema([*schema.result_arrow(), pa.field(DIFF, pa.int64())])
-        found = pieces(_batches(made, shape), opening_of(shape), settings.inline_bytes_max)
+        found = pieces(
+            _batches(made, shape), encode_stream_header(shape), settings.inline_bytes_max
+        )
         while True:
             piece: ResultPiece = await self._state.ctx.clock.run_blocking(lambda: next(found))
             if len(piece.arrow) > settings.result_bytes_max:

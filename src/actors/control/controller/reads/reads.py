@@ -23,9 +23,9 @@ from actors.control.controller.catalog.catalog import INDEX, CatalogObject, Cata
 from actors.control.controller.catalog.ddl import columns_named
 from actors.control.controller.messages import PinnedObjects, PinObjects
 from actors.control.controller.open_requests import OpenRequests
-from actors.control.controller.reads.rows_at_hand import (
+from actors.control.controller.reads.memory_reads import (
     KeyedLookup,
-    RowsAtHand,
+    MemoryReads,
     ready_index,
     ways_to_read,
 )
@@ -184,19 +184,19 @@ class StashedTransfer:
         """Return the key of the part to be sent now."""
         return self._left[0] if self._left else None
 
-    def sent(self) -> bool:
+    def part_sent(self) -> bool:
         """Note that the part was handed to the session. Return whether more follow."""
         self._sent = self._left.popleft()
         return bool(self._left)
 
-    def passed_on(self) -> list[str]:
+    def part_delivered(self) -> list[str]:
         """Return the keys that may be deleted, now that the client was sent the part."""
         sent, self._sent = self._sent, None
         return [] if sent is None else [sent]
 
-    def abandoned(self) -> list[str]:
+    def abandon(self) -> list[str]:
         """Return all remaining keys, to be deleted."""
-        left = [*self.passed_on(), *self._left]
+        left = [*self.part_delivered(), *self._left]
         self._left.clear()
         return left
 
@@ -255,17 +255,17 @@ class _Pending(msgspec.Struct, eq=False):
     """True when the checks are done and only the time is waited for."""
     uuid: str | None = None
     traceparent: str | None = None
-    course: StashedTransfer | None = None
+    transfer: StashedTransfer | None = None
     """Transfer of the stashed answer to the session."""
 
 
 class PendingReads(OpenRequests[_Pending]):
     """All pending reads and waits."""
 
-    def __init__(self, state: ControllerState, at_hand: RowsAtHand) -> None:
+    def __init__(self, state: ControllerState, memory_reads: MemoryReads) -> None:
         super().__init__()
         self._state = state
-        self._at_hand = at_hand
+        self._memory_reads = memory_reads
         self._numbers = 0
         self._pending: dict[int, _Pending] = {}
         self._by_uuid: dict[str, int] = {}
@@ -293,7 +293,7 @@ class PendingReads(OpenRequests[_Pending]):
         # The service's own hold covers the time; further back the durable since decides.
         if state.retain.keeps(shard, time):
             pending.ready = True
-            self._go_on(number)
+            self._resume(number)
             return
         state.ctx.effect(
             lambda: state.persist.state(shard),
@@ -318,7 +318,7 @@ class PendingReads(OpenRequests[_Pending]):
         # Each worker answers with its own rows, as one of them does with a shard's.
         pending.peek, pending.ways = peek, [ReadChoice("shard")]
         pending.ready = True
-        self._go_on(number)
+        self._resume(number)
 
     def wait_for(
         self, session: ActorAddress[Any], request: WaitFor, rights: HeldRights = TRUSTED
@@ -331,7 +331,7 @@ class PendingReads(OpenRequests[_Pending]):
             session, request.request, entry, request.time, None, request.deadline_ms, rights
         )
         self._pending[number].ready = True
-        self._go_on(number)
+        self._resume(number)
 
     def await_contents(
         self,
@@ -346,7 +346,7 @@ class PendingReads(OpenRequests[_Pending]):
         number = self._begin(session, request.request, table, 0, None, request.deadline_ms, rights)
         pending = self._pending[number]
         pending.ready, pending.serve = True, serve
-        self._go_on(number)
+        self._resume(number)
 
     def _begin(
         self,
@@ -398,16 +398,16 @@ class PendingReads(OpenRequests[_Pending]):
             self._end(pending, ReadBelowSince(text))
         else:
             pending.ready = True
-            self._go_on(message.number)
+            self._resume(message.number)
 
     def advanced(self, id_: ObjectId | None) -> None:
         """Resume the requests that wait for an object's upper (None: the tables')."""
-        # Over copies, since `_go_on` removes the requests that it resumes.
+        # Over copies, since `_resume` removes the requests that it resumes.
         for waited in list(self._waiting) if id_ is None else [id_]:
             for number in list(self._waiting.get(waited, ())):
-                self._go_on(number)
+                self._resume(number)
 
-    def _go_on(self, number: int) -> None:
+    def _resume(self, number: int) -> None:
         pending = self._pending[number]
         sealed = pending.entry.kind == RELATION or (
             self._state.frontiers.upper(pending.entry) > pending.time
@@ -415,7 +415,7 @@ class PendingReads(OpenRequests[_Pending]):
         if not sealed:
             self._wait(number, pending.entry)
             return
-        self._waits_no_more(pending)
+        self._stop_waiting(pending)
         if pending.serve is not None:
             # First, since `serve` enters the same request again.
             self._end(pending, None)
@@ -440,10 +440,15 @@ class PendingReads(OpenRequests[_Pending]):
                 continue
             # A traced peek is sent to the workers, so that its spans show it.
             here = way.key and (index is None or pending.traceparent is None)
-            found = self._at_hand.look_up(pending.entry, way, peek) if here else None
+            found = self._memory_reads.look_up(pending.entry, way, peek) if here else None
             # Its workers have not come so far: they report the frontier sooner than they could
             # answer a peek that waits for it.
-            if found is None and here and index is not None and self._will_be_at_hand(index, peek):
+            if (
+                found is None
+                and here
+                and index is not None
+                and self._will_be_in_memory(index, peek)
+            ):
                 ways.appendleft(way)
                 self._wait(number, index)
                 return
@@ -451,7 +456,7 @@ class PendingReads(OpenRequests[_Pending]):
                 if index is not None:
                     # If they cannot be had here, the workers look them up.
                     ways.appendleft(ReadChoice("index", (), way.index))
-                self._look_up_beside(number, found)
+                self._look_up_in_thread(number, found)
                 return
             arrow = found.answer() if isinstance(found, KeyedLookup) else found
             if arrow is not None:
@@ -461,16 +466,16 @@ class PendingReads(OpenRequests[_Pending]):
                 self._send_peek(number, pending, peek, way)
                 return
 
-    def _will_be_at_hand(self, index: CatalogObject, peek: Peek) -> bool:
+    def _will_be_in_memory(self, index: CatalogObject, peek: Peek) -> bool:
         behind = self._state.frontiers.upper(index) <= peek.time
-        return behind and self._at_hand.has_partitions(index)
+        return behind and self._memory_reads.has_partitions(index)
 
     def _wait(self, number: int, awaited: CatalogObject) -> None:
         """Let a request wait for an upper to advance."""
         self._pending[number].awaits = awaited
         self._waiting.setdefault(awaited.id, {})[number] = None
 
-    def _look_up_beside(self, number: int, keys: KeyedLookup) -> None:
+    def _look_up_in_thread(self, number: int, keys: KeyedLookup) -> None:
         clock = self._state.ctx.clock
         self._state.ctx.effect(
             lambda: clock.run_blocking(keys.answer),
@@ -515,7 +520,7 @@ class PendingReads(OpenRequests[_Pending]):
                 self._reply(pending, arrow)
                 self._end(pending, None, answered=True)
             case PeekStashed():
-                self._begin_course(number, pending, result)
+                self._begin_transfer(number, pending, result)
             case PeekError(code, text):
                 self._end(pending, from_wire(code, text, True), answered=True)
             case PeekCanceled():
@@ -527,22 +532,22 @@ class PendingReads(OpenRequests[_Pending]):
         request, reads = pending.number, pending.rights.reads
         pending.session.reply(ReadContents(request, pending.time, arrow, more, reads))
 
-    def _begin_course(self, number: int, pending: _Pending, stashed: PeekStashed) -> None:
+    def _begin_transfer(self, number: int, pending: _Pending, stashed: PeekStashed) -> None:
         # The deadline is for the answer; how fast it is taken is the client's affair.
         pending.timer.cancel()
-        course = pending.course = StashedTransfer(stashed)
-        if course.inline is None:
-            self._read_part(number, course)
+        transfer = pending.transfer = StashedTransfer(stashed)
+        if transfer.inline is None:
+            self._read_part(number, transfer)
             return
-        inline, course.inline = course.inline, None
-        more = course.next() is not None
+        inline, transfer.inline = transfer.inline, None
+        more = transfer.next() is not None
         self._reply(pending, inline, more=more)
         if not more:
             self._end(pending, None, answered=True)
 
-    def _read_part(self, number: int, course: StashedTransfer) -> None:
-        state, key = self._state, course.next()
-        assert key is not None, "a course without parts has ended"
+    def _read_part(self, number: int, transfer: StashedTransfer) -> None:
+        state, key = self._state, transfer.next()
+        assert key is not None, "a transfer without parts has ended"
         state.ctx.effect(
             lambda: state.persist.stashed.get(key),
             done=lambda arrow: PartRead(number, arrow),
@@ -552,7 +557,7 @@ class PendingReads(OpenRequests[_Pending]):
     def part_read(self, message: PartRead) -> None:
         """Send a part to the session."""
         pending = self._pending.get(message.number)
-        if pending is None or pending.course is None:
+        if pending is None or pending.transfer is None:
             return
         if message.error is not None:
             self._end(pending, message.error, answered=True)
@@ -564,7 +569,7 @@ class PendingReads(OpenRequests[_Pending]):
             )
             self._end(pending, DeadlineExceeded(text), answered=True)
         else:
-            more = pending.course.sent()
+            more = pending.transfer.part_sent()
             self._reply(pending, message.arrow, more=more)
             if not more:
                 self._end(pending, None, answered=True)
@@ -573,10 +578,10 @@ class PendingReads(OpenRequests[_Pending]):
         """Delete the part that the client was sent, and read the next. Return False if there is no
         such read."""
         pending = self._open.get((session, request))
-        if pending is None or pending.course is None:
+        if pending is None or pending.transfer is None:
             return False
-        self._remove(pending.course.passed_on())
-        self._read_part(pending.id, pending.course)
+        self._remove(pending.transfer.part_delivered())
+        self._read_part(pending.id, pending.transfer)
         return True
 
     def unread(self, keys: list[str]) -> None:
@@ -590,10 +595,10 @@ class PendingReads(OpenRequests[_Pending]):
         if keys:
             self._state.ctx.effect(lambda: stashed.delete(keys), done=lambda _: None)
 
-    def late(self, number: int) -> None:
+    def timed_out(self, number: int) -> None:
         """Fail a request whose deadline has passed."""
         pending = self._pending.get(number)
-        if pending is None or pending.course is not None:
+        if pending is None or pending.transfer is not None:
             return
         if pending.serve is not None:
             text = f"{pending.entry.name} has no contents yet: none came within "
@@ -621,7 +626,7 @@ class PendingReads(OpenRequests[_Pending]):
         """Yield the requests' rows of ``penstock.peeks``."""
         now = self._state.ctx.monotonic_ms()
         for pending in self._pending.values():
-            if pending.course is not None:
+            if pending.transfer is not None:
                 state = "streaming"
             elif pending.uuid is not None:
                 state = "asked"
@@ -639,7 +644,7 @@ class PendingReads(OpenRequests[_Pending]):
                 pending.uuid,
             )
 
-    def _waits_no_more(self, pending: _Pending) -> None:
+    def _stop_waiting(self, pending: _Pending) -> None:
         awaited, pending.awaits = pending.awaits, None
         if awaited is not None:
             waiting = self._waiting[awaited.id]
@@ -653,12 +658,12 @@ class PendingReads(OpenRequests[_Pending]):
         """See `OpenRequests`. `answered`: its peek has ended."""
         if error is not None:
             reply_error(pending.session, pending.number, error)
-        self._waits_no_more(pending)
+        self._stop_waiting(pending)
         del self._pending[pending.id]
         pending.timer.cancel()
-        if pending.course is not None:
+        if pending.transfer is not None:
             # The peek is over: only parts are left to delete.
-            self._remove(pending.course.abandoned())
+            self._remove(pending.transfer.abandon())
             answered = True
         self._closed(pending)
         if pending.uuid is not None:
@@ -668,19 +673,19 @@ class PendingReads(OpenRequests[_Pending]):
                 self._state.command(CancelPeek(pending.uuid))
 
 
-def pin_objects(desk: ControllerState, asked: PinObjects) -> PinnedObjects:
+def pin_objects(state: ControllerState, asked: PinObjects) -> PinnedObjects:
     """Return the catalog and the time at which objects are read together. Raises `UnknownObject`,
     `InvalidUsage`."""
-    entries = [desk.catalog.find(name) for name in asked.names]
+    entries = [state.catalog.find(name) for name in asked.names]
     for entry in entries:
         if entry.shard is None:
             raise InvalidUsage(f"{entry.name} is an {entry.kind}: it cannot be read by itself")
-    objects = None if asked.seqno == desk.seqno else desk.catalog.objects
-    time, missing = max(0, desk.frontiers.tables_upper - 1), ""
+    objects = None if asked.seqno == state.seqno else state.catalog.objects
+    time, missing = max(0, state.frontiers.tables_upper - 1), ""
     try:
         # The latest of all: each object is waited for until it is sealed at that time.
-        time = max(map(desk.latest_with_contents, entries), default=time)
+        time = max(map(state.latest_with_contents, entries), default=time)
     except NoContentsYet as error:
         missing = error.table.name
     time = max([time, *(entry.as_of for entry in entries)])
-    return PinnedObjects(desk.seqno, objects, time, missing, desk.access)
+    return PinnedObjects(state.seqno, objects, time, missing, state.access)

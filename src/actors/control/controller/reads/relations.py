@@ -33,7 +33,7 @@ from actors.control.controller.reads.status import shown_condition
 from actors.control.controller.reads.subscribes import RunningSubscribes
 from actors.control.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.durable.persist import ShardState
-from actors.engine.sql.shown_statements import shown_statement
+from actors.engine.sql.redaction import redact_statement
 from actors.model.plan.job_log import JobNote
 from actors.model.plan.jobs import ExecutorMessage, InspectJobs
 from actors.model.protocol.api import ReadContents, ReadObject
@@ -293,7 +293,7 @@ class SystemRelations:
                 yield *known, *(None,) * 8
                 continue
             limit = self._state.settings.audit_text_characters_max
-            statement = shown_statement(each.statement, dialect_of(each.door))
+            statement = redact_statement(each.statement, dialect_of(each.door))
             yield (
                 *known,
                 each.peer,

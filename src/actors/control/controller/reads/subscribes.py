@@ -56,13 +56,13 @@ from actors.runtime.errors import (
 )
 from actors.runtime.kernel import ActorAddress
 from actors.runtime.progress import EMPTY, TIME_MAX, Frontier, ObjectId, ShardId, Time, is_empty
-from actors.runtime.spans import accept, use_context
+from actors.runtime.spans import accept_context, use_context
 from actors.runtime.threshold_probes import SUBSCRIBE_ROOM
 
 log = logging.getLogger("penstock.controller")
 
 
-class SubscribeHeld(msgspec.Struct, frozen=True, gc=False):
+class SubscribeHoldAcquired(msgspec.Struct, frozen=True, gc=False):
     """The subscribe's durable hold was taken, with the shard's since; or that failed."""
 
     holder: str
@@ -187,11 +187,11 @@ class RunningSubscribes(OpenRequests[_Subscription]):
             made.shard,
             holder,
             made.as_of,
-            done=lambda found: SubscribeHeld(holder, found),
-            failed=lambda error: SubscribeHeld(holder, 0, error),
+            done=lambda found: SubscribeHoldAcquired(holder, found),
+            failed=lambda error: SubscribeHoldAcquired(holder, 0, error),
         )
 
-    def held(self, message: SubscribeHeld) -> None:
+    def hold_acquired(self, message: SubscribeHoldAcquired) -> None:
         """Join a dataflow now that the hold was taken, or refuse the subscribe."""
         made = self._by_holder.get(message.holder)
         if made is None:
@@ -240,7 +240,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
     def _batch(self, id_: ObjectId, batch: SubscribeBatch) -> None:
         deliveries, commands = self._fanout.batch(id_, batch)
         self._tell(commands)
-        traceparent = accept(batch.traceparent) if batch.arrow or batch.parts else None
+        traceparent = accept_context(batch.traceparent) if batch.arrow or batch.parts else None
         keys = [part.key for part in batch.parts]
         shelf = BatchBlobs(keys, len(deliveries))
         if not deliveries:
@@ -257,7 +257,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
                 self._next_piece(made)
                 continue
             over = each.upper >= made.up_to
-            # Progress alone waits until the client has taken everything (`passed_on`).
+            # Progress alone waits until the client has taken everything (`bytes_delivered`).
             if arrow is not None or over or (made.progress and not made.in_flight):
                 self._send(made, arrow, None if arrow is None else traceparent)
             if over:
@@ -318,7 +318,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
             self._end(made, SlowSubscriber(text))
         else:
             arrow, last = way.cut(message.arrow), way.last
-            self._remove(way.passed())
+            self._remove(way.advance())
             if last:
                 made.way = None
                 self._send(made, arrow, None)
@@ -365,7 +365,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
             made.taken_ms = self._state.ctx.monotonic_ms()
         made.in_flight += changes_bytes(changes)
 
-    def passed_on(self, session: str, request: int, size: int) -> None:
+    def bytes_delivered(self, session: str, request: int, size: int) -> None:
         """Count the bytes that the session has passed on; a paused subscribe may resume."""
         made = self._open.get((session, request))
         if made is None:
@@ -429,7 +429,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
         if error is not None:
             reply_error(made.session, made.number, error)
         if made.way is not None:
-            self._remove(made.way.abandoned())
+            self._remove(made.way.abandon())
             made.way = None
         holder = subscribe_holder(made.id)
         self._closed(made)
@@ -438,7 +438,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
         if made.held:
             self._state.drop_hold(made.shard, holder)
         else:
-            # The hold is still being taken: `held` drops it.
+            # The hold is still being taken: `hold_acquired` drops it.
             self._ended_early[holder] = made.shard
 
 

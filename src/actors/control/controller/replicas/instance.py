@@ -155,7 +155,7 @@ class ReplicaSupply(Protocol):
         all, by name with a mark of each one's life; None: they do so by command alone."""
         ...
 
-    async def keep(self, names: Sequence[str]) -> None:
+    async def store_names(self, names: Sequence[str]) -> None:
         """Make durable that these are the replicas. Raises `StorageError`."""
         ...
 
@@ -195,7 +195,7 @@ class FixedReplicas:
     owner = ""
     arrivals = None
 
-    async def keep(self, names: Sequence[str]) -> None:
+    async def store_names(self, names: Sequence[str]) -> None:
         """See `ReplicaSupply`: nothing is kept, as the names are fixed."""
 
     @property
@@ -244,7 +244,7 @@ class LocalReplicaSupply:
         self._wrap = wrap
         self._remember = remember
 
-    async def keep(self, names: Sequence[str]) -> None:
+    async def store_names(self, names: Sequence[str]) -> None:
         """See `ReplicaSupply`."""
         await self._remember(names)
 
@@ -458,7 +458,7 @@ class ComputeInstance:
             self._check_end(drop)
             left = [name for name in self._links if name != drop]
             # Durable first: after a crash in between, the dropped replica must not come back.
-            self._begin(lambda: self._supply.keep(left), ReplicasNoted, session, request)
+            self._begin(lambda: self._supply.store_names(left), ReplicasNoted, session, request)
         self._changing = True
         return None
 
@@ -480,7 +480,7 @@ class ComputeInstance:
         names = [*self._links, name]
         await self._supply.start(name)
         try:
-            await self._supply.keep(names)
+            await self._supply.store_names(names)
         except StorageError:
             # It would be gone after a restart: better now, with an error.
             await self._supply.stop(name)

@@ -94,7 +94,7 @@ class RegisteredReplicas:
         found = self._found.get(name)
         if found is None:
             raise ConnectionBroken(f"replica {name} is not registered any more")
-        beside = None if name == self._storage_at else await self._dismissed(found)
+        beside = None if name == self._storage_at else await self._connect_idle_storage(found)
         try:
             wire = await connect(found.address, self._settings)
         except BaseException:
@@ -103,7 +103,7 @@ class RegisteredReplicas:
             raise
         return PairedClient(wire, self._settings, beside)
 
-    async def _dismissed(self, found: ReplicaRegistration) -> ReplicaClient:
+    async def _connect_idle_storage(self, found: ReplicaRegistration) -> ReplicaClient:
         """Return a connection to a storage half that shall run nothing, and was told so."""
         # It may run what it was given before: by a former controller, or before another replica
         # was given it.
@@ -149,7 +149,7 @@ class RegisteredReplicas:
     async def stop(self, name: str) -> None:
         """See `ReplicaSupply`: it ends by itself once it finds its registration gone."""
 
-    async def keep(self, names: Sequence[str]) -> None:
+    async def store_names(self, names: Sequence[str]) -> None:
         """See `ReplicaSupply`: removes the registrations of all others."""
         gone = [name for name in self._found if name not in names]
         await remove_registrations(self._persist.consensus, gone)

@@ -242,9 +242,9 @@ def _written(dataflow: DataflowDescription) -> tuple[ShardId, ...]:
 
 log = logging.getLogger("penstock.controller")
 
-LOT_MAX: Final = 64
+RESPONSES_PER_TURN_MAX: Final = 64
 """Number of responses that are taken together."""
-LOTS_MAX: Final = 4
+TURNS_IN_FLIGHT_MAX: Final = 4
 """Number of such lots on their way from the connection to the controller."""
 
 
@@ -255,7 +255,7 @@ class ReplicaClient(Protocol):
         """Send a command."""
         ...
 
-    def offer(self, commands: Sequence[Any], /) -> int:
+    def try_send(self, commands: Sequence[Any], /) -> int:
         """Send as many of the first commands as possible without waiting; return their number.
         Raises as `send`, for the first."""
         ...
@@ -264,7 +264,7 @@ class ReplicaClient(Protocol):
         """Return the next response. Raises `ConnectionBroken`."""
         ...
 
-    def at_hand(self, count_max: int, /) -> list[Any]:
+    def receive_nowait(self, count_max: int, /) -> list[Any]:
         """Return the responses that have arrived after `receive`'s last one. An error waits for
         `receive`."""
         ...
@@ -381,7 +381,7 @@ class ReplicaLink:
         self._outbox: deque[Any] = deque()
         self._sending: RunningEffect | None = None
         self._receiving: RunningEffect | None = None
-        self._room = asyncio.Semaphore(LOTS_MAX)
+        self._room = asyncio.Semaphore(TURNS_IN_FLIGHT_MAX)
         """Room for lots of the present connection."""
         self._attempts = 0
         self._why = ""
@@ -446,7 +446,7 @@ class ReplicaLink:
             case _Received(incarnation, responses):
                 if incarnation == self.incarnation:
                     self._room.release()
-                    return [self._passed_on(response) for response in responses]
+                    return [self._note_response(response) for response in responses]
             case ConnectionLost(incarnation, error):
                 if incarnation == self.incarnation and not self._closed:
                     return (self._lost(error),)
@@ -516,7 +516,7 @@ class ReplicaLink:
         if client is None or self._sending is not None:
             return
         try:
-            for _ in range(client.offer(self._outbox) if self._outbox else 0):
+            for _ in range(client.try_send(self._outbox) if self._outbox else 0):
                 self._outbox.popleft()
         except Exception as error:  # noqa: BLE001 (of any kind: the connection is given up)
             # Not handled here: the caller is in the midst of its own work.
@@ -533,7 +533,7 @@ class ReplicaLink:
 
     def _receive(self, client: ReplicaClient) -> None:
         incarnation = self.incarnation
-        room = self._room = asyncio.Semaphore(LOTS_MAX)
+        room = self._room = asyncio.Semaphore(TURNS_IN_FLIGHT_MAX)
 
         async def receive() -> None:
             while True:
@@ -541,14 +541,14 @@ class ReplicaLink:
                 # lots.
                 await room.acquire()
                 first = await client.receive()
-                lot = (first, *client.at_hand(LOT_MAX - 1))
-                self._ctx.self.reply(LinkTurn(self, _Received(incarnation, lot)))
+                responses = (first, *client.receive_nowait(RESPONSES_PER_TURN_MAX - 1))
+                self._ctx.self.reply(LinkTurn(self, _Received(incarnation, responses)))
 
         self._receiving = self._ctx.effect(
             receive, done=lambda _: None, failed=lambda error: self._failed(incarnation, error)
         )
 
-    def _passed_on(self, response: Any) -> ReplicaResponse:
+    def _note_response(self, response: Any) -> ReplicaResponse:
         # Only a response resets the backoff: a replica that accepts and then fails keeps its
         # delays.
         self._attempts = 0

@@ -77,7 +77,7 @@ class MergedResponses(msgspec.Struct):
     sent: list[tuple[str, Command]] = []
     """Pairs of a replica and a command."""
     unread: list[str] = []
-    fell: list[tuple[ObjectId, Frontier]] = []
+    regressed: list[tuple[ObjectId, Frontier]] = []
     """Indexes whose furthest replica was lost, with the upper of the others."""
 
 
@@ -191,7 +191,7 @@ class ReplicaMerge:
                 left = max(each.written.get(id_, 0) for each in self._replicas.values())
                 if left < self._joined[id_]:
                     self._joined[id_] = left
-                    merged.fell.append((id_, left))
+                    merged.regressed.append((id_, left))
         for uuid, answers in list(self._peeks.items()):
             # A lost replica is no answer: without it the others may be complete.
             answer = answers.pop(name, None)

@@ -124,15 +124,15 @@ def needed_rights(catalog: CatalogSnapshot, request: Request) -> Iterator[Needed
         case AlterObject(name=name):
             yield ADMIN, catalog.find(name, quarantined=True)
         case DropSource(name=name, cascade=True):
-            entry = catalog.find_apart(SOURCE, name, quarantined=True)
+            entry = catalog.find_connector(SOURCE, name, quarantined=True)
             yield ADMIN, entry
             for other in catalog.dependents_below(entry.id):
                 if entry.id not in other.depends:
                     yield ADMIN, other
         case AlterSource(name=name) | DropSource(name=name):
-            yield ADMIN, catalog.find_apart(SOURCE, name, quarantined=True)
+            yield ADMIN, catalog.find_connector(SOURCE, name, quarantined=True)
         case DropSink(name=name):
-            yield ADMIN, catalog.find_apart(SINK, name, quarantined=True)
+            yield ADMIN, catalog.find_connector(SINK, name, quarantined=True)
         case ChangeRights(scope="objects", names=names):
             # Owners give rights on their objects.
             for name in names:
@@ -166,7 +166,7 @@ def object_named(catalog: CatalogSnapshot, name: str) -> CatalogObject:
         # `find` refuses names of sources and sinks in this way, and of relations.
         for kind in (SOURCE, SINK):
             with suppress(UnknownObject):
-                return catalog.find_apart(kind, name, quarantined=True)
+                return catalog.find_connector(kind, name, quarantined=True)
         raise
 
 

@@ -47,7 +47,7 @@ class MemoryConnection(Generic[S, R]):
         except ResourceClosed:
             raise ConnectionBroken(f"{self.peer} closed the connection") from None
 
-    def offer(self, messages: Sequence[S | TracedMessage[S]]) -> int:
+    def try_send(self, messages: Sequence[S | TracedMessage[S]]) -> int:
         """Send as many of the first messages as possible without waiting; return their number.
         Raises as `send`."""
         if self._closed:

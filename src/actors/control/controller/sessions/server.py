@@ -84,7 +84,7 @@ class SessionConnection(Protocol):
         """Send a message, waiting while the peer is slow."""
         ...
 
-    def offer(self, messages: Sequence[Any], /) -> int:
+    def try_send(self, messages: Sequence[Any], /) -> int:
         """Send as many of the first messages as possible without waiting; return their number."""
         ...
 
@@ -97,7 +97,7 @@ class SessionConnection(Protocol):
         ...
 
 
-class _Got(msgspec.Struct, frozen=True, gc=False):
+class _MessageReceived(msgspec.Struct, frozen=True, gc=False):
     message: ClientMessage
     traceparent: str | None
 
@@ -106,7 +106,7 @@ class _ReadFailed(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError
 
 
-class _Wrote(msgspec.Struct, frozen=True, gc=False):
+class _AnswerWritten(msgspec.Struct, frozen=True, gc=False):
     answer: ServiceMessage
 
 
@@ -115,7 +115,7 @@ class _WriteFailed(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError
 
 
-class _TooLate(msgspec.Struct, frozen=True, gc=False):
+class _WelcomeTimedOut(msgspec.Struct, frozen=True, gc=False):
     """The client has sent no Welcome in time."""
 
 
@@ -130,7 +130,14 @@ class _CancelAll(msgspec.Struct, frozen=True, gc=False):
 
 
 _SessionMessage: TypeAlias = (
-    _Got | _ReadFailed | _Wrote | _WriteFailed | _TooLate | _EndNow | _CancelAll | Answer
+    _MessageReceived
+    | _ReadFailed
+    | _AnswerWritten
+    | _WriteFailed
+    | _WelcomeTimedOut
+    | _EndNow
+    | _CancelAll
+    | Answer
 )
 
 
@@ -169,7 +176,7 @@ class ClientSession(Actor[_SessionMessage]):
 
     async def on_start(self) -> None:
         self._opened.path = self.ctx.path
-        self.ctx.after(self._settings.connect_timeout_ms, _TooLate())
+        self.ctx.after(self._settings.connect_timeout_ms, _WelcomeTimedOut())
         self._read()
 
     async def on_stop(self) -> None:
@@ -179,14 +186,14 @@ class ClientSession(Actor[_SessionMessage]):
 
     async def receive(self, message: _SessionMessage) -> None:
         match message:
-            case _Got(got, traceparent):
+            case _MessageReceived(got, traceparent):
                 self._expecting = False
                 await self._handle(got, traceparent)
                 self._read()
             case _ReadFailed(error):
                 self._reading = None
                 self._read_failed(error)
-            case _Wrote(answer):
+            case _AnswerWritten(answer):
                 self._writing = False
                 self._out_bytes -= _size(answer)
                 if _is_one_of_many(answer):
@@ -211,7 +218,7 @@ class ClientSession(Actor[_SessionMessage]):
                 for number in self._open:
                     # The negative number is nobody's: its answer is dropped (`_answer`).
                     await self._submit(EndRequest(-number, number))
-            case _TooLate():
+            case _WelcomeTimedOut():
                 if not self._welcomed and not self._ending:
                     self._end(RemoteProtocolError("no Welcome in time"))
             case _:
@@ -239,7 +246,7 @@ class ClientSession(Actor[_SessionMessage]):
         while True:
             await self._turn.wait()
             self._turn.clear()
-            self.ctx.self.reply(_Got(*split_context(await self._connection.receive())))
+            self.ctx.self.reply(_MessageReceived(*split_context(await self._connection.receive())))
 
     def _read_failed(self, error: PenstockError) -> None:
         if isinstance(error, ProtocolError):
@@ -381,7 +388,7 @@ class ClientSession(Actor[_SessionMessage]):
         self._writing = True
         self.ctx.effect(
             lambda: self._connection.send(with_context(answer, traceparent)),
-            done=lambda _: _Wrote(answer),
+            done=lambda _: _AnswerWritten(answer),
             failed=lambda error: _WriteFailed(answer, _peer_error(error)),
         )
 
@@ -394,7 +401,7 @@ class ClientSession(Actor[_SessionMessage]):
         if not bare:
             return
         try:
-            count = self._connection.offer([self._out[number][0] for number in range(bare)])
+            count = self._connection.try_send([self._out[number][0] for number in range(bare)])
         except PenstockError:
             return  # the effect of `_write` meets the same error, and handles it
         for _ in range(count):

@@ -305,7 +305,7 @@ class WriteGroupCommit:
         large."""
         target = self._altered.get(copy.target.id, copy.target)
         written = []
-        if parts and self._contents.keeps(target.id):
+        if parts and self._contents.has(target.id):
             try:
                 if copy.rows <= self._settings.copy_keyed_rows_max:
                     written.append((target, await updates_of(self._persist, copy, parts)))

@@ -217,7 +217,7 @@ class CopiesFrom(OpenRequests[_Copy]):
         made = self._copies.get(statistics.id)
         if made is None or made.state != "reading":
             return
-        self._far(
+        self._progress(
             made,
             CopyFromProgress(
                 made.number,
@@ -230,7 +230,7 @@ class CopiesFrom(OpenRequests[_Copy]):
             ),
         )
 
-    def _far(self, made: _Copy, progress: CopyFromProgress) -> None:
+    def _progress(self, made: _Copy, progress: CopyFromProgress) -> None:
         made.far = progress
         if made.request.progress:
             made.news = progress
@@ -271,7 +271,7 @@ class CopiesFrom(OpenRequests[_Copy]):
             return
         rows, number = sum(batch.rows for batch in result.batches), made.number
         read = (result.files, result.files, result.bytes, result.bytes)
-        self._far(made, CopyFromProgress(number, made.state, *read, rows))
+        self._progress(made, CopyFromProgress(number, made.state, *read, rows))
         state, target, name = self._state, made.target, made.name
         uuid, limit = made.request.uuid, state.settings.copy_keyed_rows_max
         state.ctx.effect(

@@ -24,7 +24,7 @@ from actors.control.controller.tables.groups import TableTarget, lookup_key
 from actors.control.controller.tables.rows import identities
 from actors.durable.arrangement.arrangement import Arrangement
 from actors.durable.arrangement.hashing import hash_values, is_exact_kind
-from actors.durable.arrangement.reading import ArrangementSnapshot
+from actors.durable.arrangement.snapshot import ArrangementSnapshot
 from actors.durable.persist import PersistClient
 from actors.model.plan.schema import DIFF, ERROR, TIME
 from actors.model.plan.updates import between, concat, empty_updates
@@ -85,7 +85,7 @@ class _UnfedUpdates:
         return list(found.values())
 
 
-def _holds_none(held: Arrangement, keys: pa.Table) -> bool:
+def _has_none(held: Arrangement, keys: pa.Table) -> bool:
     """Return whether an arrangement surely has none of a few keys, as those of an INSERT."""
     if keys.num_rows > PROBED_KEYS_MAX or not all(map(is_exact_kind, keys.schema.types)):
         return False
@@ -146,16 +146,16 @@ class TableArrangements:
         except PenstockError:
             return None  # earlier than its history, or dropped by a thread meanwhile
 
-    def ask(self, id_: ObjectId, time: Time) -> bool:
+    def should_arrange(self, id_: ObjectId, time: Time) -> bool:
         """Return whether the table writer should arrange the table, for reads at such times; once
-        until it has (`arranged`), and not again after it failed."""
+        until it has (`note_arranged`), and not again after it failed."""
         there = id_ in self._held and time < self._complete
         if there or id_ in self._asked:
             return False
         self._asked.add(id_)
         return True
 
-    def arranged(self, id_: ObjectId) -> None:
+    def note_arranged(self, id_: ObjectId) -> None:
         """Note that a table was arranged because a read asked for it."""
         self._asked.discard(id_)
 
@@ -168,7 +168,7 @@ class TableArrangements:
         finally:
             self._feeding.release()
 
-    def keeps(self, id_: ObjectId) -> bool:
+    def has(self, id_: ObjectId) -> bool:
         """Return whether the table has an arrangement."""
         return id_ in self._held
 
@@ -178,7 +178,7 @@ class TableArrangements:
         # A read on the loop must not move updates from here to there meanwhile.
         with self._feeding:
             found = self._unfed.with_keys(target, keys)
-            if not _holds_none(held, keys):
+            if not _has_none(held, keys):
                 found.append(held.lookup(keys.combine_chunks(), held.upper))
         return concat(found, target.schema.arrow_updates())
 

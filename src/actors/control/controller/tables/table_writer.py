@@ -214,7 +214,7 @@ class TableWriter(Actor[_Message]):
 
     def _arranged(self, message: _Arranged) -> None:
         if message.error is None:
-            self._contents.arranged(message.id)
+            self._contents.note_arranged(message.id)
         else:
             # Reads scan the table, as they did before.
             log.warning("table %s could not be arranged by key: %s", message.id, message.error)

@@ -26,28 +26,28 @@ import anyio.lowlevel
 
 from actors.control.access.access_rules import UNPROVEN, RoleLogin
 from actors.control.access.open_sessions import OpenSession, OpenSessions, ReadObjects
-from actors.control.controller.reads.rows_at_hand import RowsAtHand
-from actors.doors.postgres.pg_server.catalog_door import CatalogDoor, SharedCatalog
-from actors.doors.postgres.pg_server.connected_rows import while_connected
-from actors.doors.postgres.pg_server.copying import copy_from_client, copy_to_client
+from actors.control.controller.reads.memory_reads import MemoryReads
+from actors.doors.postgres.pg_server.connection_catalog import ConnectionCatalog, SharedCatalog
+from actors.doors.postgres.pg_server.copy_protocol import copy_from_client, copy_to_client
+from actors.doors.postgres.pg_server.disconnect_watch import end_on_disconnect
 from actors.doors.postgres.pg_server.login import TokenProof, prove_role
 from actors.doors.postgres.pg_server.point_answers import answer_point
-from actors.doors.postgres.pg_server.preparing import prepare_statement
 from actors.doors.postgres.pg_server.row_sending import send_portal, send_result
+from actors.doors.postgres.pg_server.statement_preparation import prepare_statement
 from actors.doors.postgres.pg_server.statement_scope import StatementScope, receive_in_time
 from actors.doors.postgres.pg_server.statements import (
     SETTING_STATEMENTS,
     TRANSACTION_STATEMENTS,
     WRITES,
-    KeptStatement,
     OpenPortal,
+    PreparedStatement,
     describe_fields,
     may_have_rows,
 )
 from actors.doors.postgres.pg_server.wire import PgWire
 from actors.doors.sql_session.audit import StatementAudit
 from actors.doors.sql_session.context import schemas_of
-from actors.doors.sql_session.long_texts import work_on
+from actors.doors.sql_session.offloading import run_or_offload
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter
 from actors.doors.sql_session.session import SqlSession
@@ -106,7 +106,7 @@ class PgConnection:
         secret_key: bytes,
         cancel_other: Callable[[int, bytes], None],
         shared: SharedCatalog,
-        at_hand: RowsAtHand,
+        memory_reads: MemoryReads,
         admit: Callable[[], None],
     ) -> None:
         """Prepare the connection.
@@ -124,7 +124,7 @@ class PgConnection:
             secret_key: The proof that they may.
             cancel_other: Cancels the statement of another connection.
             shared: The catalog rows that all connections share.
-            at_hand: Reads the rows of one key at once.
+            memory_reads: Reads the rows of one key at once.
             admit: Counts this client among those that have proved themselves. Raises
                 `ResourceBusy` if there are too many.
         """
@@ -143,11 +143,11 @@ class PgConnection:
         self._audit = StatementAudit(settings, "", wire.peer, SqlDialect.POSTGRES)
         self._cancel_other = cancel_other
         self._shared = shared
-        self._at_hand = at_hand
+        self._memory_reads = memory_reads
         self._admit = admit
         self._session: SqlSession | None = None
-        self._catalog: CatalogDoor | None = None
-        self._kept: dict[str, KeptStatement] = {}
+        self._catalog: ConnectionCatalog | None = None
+        self._statements: dict[str, PreparedStatement] = {}
         self._portals: dict[str, OpenPortal] = {}
         self._skipping = False
         """True after an error in a pipeline, until its Sync."""
@@ -170,7 +170,7 @@ class PgConnection:
         return self._session
 
     @property
-    def catalog(self) -> CatalogDoor:
+    def catalog(self) -> ConnectionCatalog:
         """Return what answers queries of the catalog."""
         assert self._catalog is not None
         return self._catalog
@@ -292,7 +292,7 @@ class PgConnection:
         self.wire.on_leave(self._statement.cancel)
         await self.wire.send(pg.AUTHENTICATION_OK)
         self._session = session = await self._make_session(role or user, opened)
-        self._catalog = CatalogDoor(self._shared, session.context, opened, self._sessions)
+        self._catalog = ConnectionCatalog(self._shared, session.context, opened, self._sessions)
         # Not in another state than the client believes: what it asked for is obeyed or refused.
         for name, value in startup_variables(packet.parameters):
             if not session.context.set_variable(name, value):
@@ -410,7 +410,7 @@ class PgConnection:
     # -- the simple protocol -----------------------------------------------------------------------
 
     async def _simple(self, text: str) -> None:
-        found = await work_on(len(text), lambda: parse_statements(text, SqlDialect.POSTGRES))
+        found = await run_or_offload(len(text), lambda: parse_statements(text, SqlDialect.POSTGRES))
         if not found:
             await self.wire.send(pg.EMPTY_QUERY_RESPONSE)
             return
@@ -461,7 +461,7 @@ class PgConnection:
         result = self._deallocated(statement) or await self._declared(statement, parameters)
         if result is None:
             result = await self.session.execute(statement, parameters)
-        result = while_connected(self.wire, result)
+        result = end_on_disconnect(self.wire, result)
         for notice in result.notices:
             state = sqlstate.NOTICE_STATES.get(notice)
             await self._notice(notice, "NOTICE" if state is None else "WARNING", state or "00000")
@@ -472,9 +472,9 @@ class PgConnection:
         if the session is to forget its own."""
         match statement:
             case sql.DeallocateStatement(name=None) | sql.DiscardAllStatement():
-                self._kept.clear()
+                self._statements.clear()
             case sql.DeallocateStatement(name=str(name)) if name not in self.session.prepared:
-                if self._kept.pop(name, None) is not None:
+                if self._statements.pop(name, None) is not None:
                     return StatementResult("DEALLOCATE")
         return None
 
@@ -519,13 +519,13 @@ class PgConnection:
 
     async def _in_statement(self, message: pg.FrontendMessage) -> None:
         """Carry out a message, as a part of the statement that it names."""
-        kept: KeptStatement | None = None
+        kept: PreparedStatement | None = None
         match message:
             case pg.DescribePrepared():
-                kept = self._kept.get(message.name)
+                kept = self._statements.get(message.name)
             case pg.ExecutePortal(portal=name) | pg.DescribePortal(name=name):
                 portal = self._portals.get(name)
-                kept = None if portal is None else portal.kept
+                kept = None if portal is None else portal.prepared
         shown = "" if kept is None else kept.text
         zone = self._time_zone() if kept is None else kept.zone
         with self.opened.running(shown), self.session.context.written_in(zone):
@@ -539,7 +539,7 @@ class PgConnection:
             case pg.BindPortal():
                 await self._bind(message)
             case pg.DescribePrepared():
-                await self._describe_statement(self._kept_named(message.name))
+                await self._describe_statement(self._statement_named(message.name))
             case pg.DescribePortal() if self._is_cursor(message.name):
                 await self._send_fields(describe_fields(self.session.cursors.shape(message.name)))
             case pg.DescribePortal():
@@ -547,7 +547,7 @@ class PgConnection:
             case pg.ExecutePortal():
                 await self._run_portal(self._portal_named(message.portal), message.rows_max)
             case pg.CloseStatement():
-                self._kept.pop(message.name, None)
+                self._statements.pop(message.name, None)
                 await self.wire.send(pg.CLOSE_COMPLETE)
             case pg.ClosePortal():
                 await self._close_portal(message.name)
@@ -570,30 +570,32 @@ class PgConnection:
         await self._ready()
 
     async def _parse(self, message: pg.ParseStatement) -> None:
-        if message.name and message.name in self._kept:
+        if message.name and message.name in self._statements:
             raise sqlstate.statement_exists(message.name)
-        if len(self._kept) >= KEPT_STATEMENTS_MAX:
+        if len(self._statements) >= KEPT_STATEMENTS_MAX:
             raise InvalidUsage(f"{KEPT_STATEMENTS_MAX} statements are prepared: close some")
         query = message.query
-        found = await work_on(len(query), lambda: parse_statements(query, SqlDialect.POSTGRES))
+        found = await run_or_offload(
+            len(query), lambda: parse_statements(query, SqlDialect.POSTGRES)
+        )
         if len(found) > 1:
             raise SqlSyntaxError("cannot insert multiple commands into a prepared statement")
-        kept = KeptStatement("", None, ())
+        kept = PreparedStatement("", None, ())
         if found:
             kept = await self._prepared(found[0], message.parameter_oids)
         kept.zone = self._time_zone()
-        self._kept[message.name] = kept
+        self._statements[message.name] = kept
         await self.wire.send(pg.PARSE_COMPLETE)
 
-    async def _prepared(self, parsed: ParsedStatement, given: tuple[int, ...]) -> KeptStatement:
+    async def _prepared(self, parsed: ParsedStatement, given: tuple[int, ...]) -> PreparedStatement:
         """Return a statement with the types of its parameters, of which the client gave some."""
         text = parsed.text
         if await self.catalog.answers(text):
-            return KeptStatement(text, None, self.catalog.parameter_oids(text, given))
+            return PreparedStatement(text, None, self.catalog.parameter_oids(text, given))
         return await prepare_statement(self.session, parsed, given)
 
     async def _bind(self, message: pg.BindPortal) -> None:
-        kept = self._kept_named(message.statement)
+        kept = self._statement_named(message.statement)
         if len(message.parameters) != len(kept.parameter_oids):
             raise RemoteProtocolError(
                 f"bind message supplies {len(message.parameters)} parameters, but prepared "
@@ -605,14 +607,14 @@ class PgConnection:
         if len(self._portals) >= PORTALS_MAX:
             raise InvalidUsage(f"{PORTALS_MAX} portals are open: close some")
         zone = self._time_zone()
-        values = await work_on(
+        values = await run_or_offload(
             len(kept.text), lambda: parse_parameters(message, kept.parameter_oids, zone)
         )
         self._portals[message.portal] = OpenPortal(kept, message, values=values)
         await self.wire.send(pg.BIND_COMPLETE)
 
-    def _kept_named(self, name: str) -> KeptStatement:
-        kept = self._kept.get(name)
+    def _statement_named(self, name: str) -> PreparedStatement:
+        kept = self._statements.get(name)
         if kept is None:
             raise sqlstate.unknown_statement(name)
         return kept
@@ -628,7 +630,7 @@ class PgConnection:
             raise sqlstate.unknown_cursor(name, "portal")
         return portal
 
-    async def _describe_statement(self, kept: KeptStatement) -> None:
+    async def _describe_statement(self, kept: PreparedStatement) -> None:
         await self.wire.send(pg.encode_parameter_description(kept.parameter_oids))
         if not kept.described:
             kept.fields = await self._fields_of(kept)
@@ -638,7 +640,7 @@ class PgConnection:
     async def _send_fields(self, fields: tuple[pg.FieldDescription, ...] | None) -> None:
         await self.wire.send(pg.NO_DATA if fields is None else pg.encode_row_description(fields))
 
-    async def _fields_of(self, kept: KeptStatement) -> tuple[pg.FieldDescription, ...] | None:
+    async def _fields_of(self, kept: PreparedStatement) -> tuple[pg.FieldDescription, ...] | None:
         """Return the columns of a statement's result before its parameters are known."""
         if not kept.text:
             return None
@@ -659,12 +661,12 @@ class PgConnection:
         return None if shape is None else describe_fields(shape)
 
     async def _describe_portal(self, portal: OpenPortal) -> None:
-        statement, shape = portal.kept.statement, portal.shape
+        statement, shape = portal.prepared.statement, portal.shape
         # What may write is carried out by Execute alone, which knows whether more follows.
-        if isinstance(statement, (*WRITES, sql.ExecutePreparedStatement)) and not portal.begun:
+        if isinstance(statement, (*WRITES, sql.ExecutePreparedStatement)) and not portal.started:
             if may_have_rows(statement):
                 shape = await self.session.describe(statement, self._parameters(portal))
-        elif portal.kept.text and (statement is None or may_have_rows(statement)):
+        elif portal.prepared.text and (statement is None or may_have_rows(statement)):
             await self._begin_portal(portal)
             shape = portal.shape
         await self._send_fields(
@@ -676,13 +678,13 @@ class PgConnection:
     async def _begin_portal(self, portal: OpenPortal) -> None:
         """Carry the statement of a portal out, as far as its first rows."""
         # Describe carries out what Execute would: the columns of some statements are known then.
-        if portal.begun:
+        if portal.started:
             return
-        portal.begun = True
-        kept, values = portal.kept, portal.values
+        portal.started = True
+        kept, values = portal.prepared, portal.values
         if kept.point is not None and self._reads_latest():
             role = self.opened.role
-            rows = self._at_hand.find(kept.point.selection, kept.point.key(values), role)
+            rows = self._memory_reads.find(kept.point.selection, kept.point.key(values), role)
             if rows is not None:
                 portal.rights = self.session.context.read_rights()
                 portal.rights.note(await self._reads_of(kept.point.selection.name))
@@ -695,7 +697,7 @@ class PgConnection:
             for warning in result.notices:
                 await self._notice(warning, "WARNING")
         else:
-            parameters = await work_on(len(kept.text), lambda: self._parameters(portal))
+            parameters = await run_or_offload(len(kept.text), lambda: self._parameters(portal))
             with self._audit.statement(kept.statement, kept.text, await self._audited_names()):
                 result = await self._execute(kept.statement, parameters)
         portal.tag, portal.shape, portal.batches = result.tag, result.schema, result.batches
@@ -708,7 +710,7 @@ class PgConnection:
         """Return the parameters that a portal's statement is carried out with."""
         return [
             SqlParameter(value, spark_literal(value, oid), untyped=isinstance(value, str))
-            for value, oid in zip(portal.values, portal.kept.parameter_oids, strict=True)
+            for value, oid in zip(portal.values, portal.prepared.parameter_oids, strict=True)
         ]
 
     def _reads_latest(self) -> bool:
@@ -722,7 +724,7 @@ class PgConnection:
     async def _answer_point(self, bound: pg.BindPortal) -> bool:
         """Answer a query of one key together with the messages behind it, if that can be done at
         once."""
-        kept = self._kept.get(bound.statement)
+        kept = self._statements.get(bound.statement)
         if kept is None or kept.point is None or self._skipping or not self._reads_latest():
             return False
         # A named portal is read later, and leaves the unnamed one alone.
@@ -731,16 +733,16 @@ class PgConnection:
         # The unnamed portal that was there gives way, as it does to any Bind.
         await self._close_portal("")
         return await answer_point(
-            self.wire, self._at_hand, kept, bound, self.opened.role, self._time_zone()
+            self.wire, self._memory_reads, kept, bound, self.opened.role, self._time_zone()
         )
 
     async def _run_portal(self, portal: OpenPortal, rows_max: int) -> None:
-        statement = portal.kept.statement
-        if not portal.kept.text:
+        statement = portal.prepared.statement
+        if not portal.prepared.text:
             await self.wire.send(pg.EMPTY_QUERY_RESPONSE)
             return
         if isinstance(statement, sql.CopyStatement):
-            await self._copy(statement, portal.kept.text)
+            await self._copy(statement, portal.prepared.text)
             return
         # A client that sends neither Sync nor Flush nor more cannot wait for an answer.
         last = isinstance(await self.wire.peek(), pg.SyncPipeline)
@@ -771,7 +773,7 @@ class PgConnection:
             await self._close_portal(name)
 
     async def _forget_unnamed(self) -> None:
-        self._kept.pop("", None)
+        self._statements.pop("", None)
         await self._close_portal("")
 
     # -- the catalog -------------------------------------------------------------------------------

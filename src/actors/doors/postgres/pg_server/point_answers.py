@@ -10,8 +10,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from actors.control.controller.reads.rows_at_hand import RowsAtHand
-from actors.doors.postgres.pg_server.statements import KeptStatement, describe_fields
+from actors.control.controller.reads.memory_reads import MemoryReads
+from actors.doors.postgres.pg_server.statements import PreparedStatement, describe_fields
 from actors.doors.postgres.pg_server.wire import PgWire
 from actors.model.pgwire import messages as pg
 from actors.model.pgwire.parameters import parse_parameters
@@ -28,8 +28,8 @@ _BEHIND: Final[list[pg.FrontendMessage]] = [
 
 async def answer_point(
     wire: PgWire,
-    at_hand: RowsAtHand,
-    kept: KeptStatement,
+    memory_reads: MemoryReads,
+    kept: PreparedStatement,
     bound: pg.BindPortal,
     role: str | None,
     time_zone: str,
@@ -38,7 +38,7 @@ async def answer_point(
 
     Args:
         wire: The connection.
-        at_hand: Reads the rows.
+        memory_reads: Reads the rows.
         kept: The prepared statement, whose `point` is set.
         bound: The Bind.
         role: The session's.
@@ -58,7 +58,7 @@ async def answer_point(
         return False
     try:
         values = parse_parameters(bound, kept.parameter_oids, time_zone)
-        found = at_hand.find(point.selection, point.key(values), role)
+        found = memory_reads.find(point.selection, point.key(values), role)
         if found is None:
             return False
         codes = pg.expand_formats(bound.result_formats, found.num_columns, "columns")
@@ -76,7 +76,7 @@ async def answer_point(
     return True
 
 
-def _header(kept: KeptStatement, found: pa.RecordBatch, codes: tuple[int, ...]) -> bytes:
+def _header(kept: PreparedStatement, found: pa.RecordBatch, codes: tuple[int, ...]) -> bytes:
     """Return the description of a point's columns, which is made once."""
     header = kept.headers.get(codes)
     if header is None:

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from actors.control.controller.reads.rows_at_hand import PointSelection
-from actors.doors.sql_session.error_places import places_in
-from actors.doors.sql_session.typed_texts import typed_literal
+from actors.control.controller.reads.memory_reads import PointSelection
+from actors.doors.sql_session.error_positions import map_positions
+from actors.doors.sql_session.typed_literals import typed_literal
 from actors.engine.sql.dialects import to_spark
 from actors.engine.sql.statements import QueryStatement
 from actors.engine.sql.type_names import WrittenType
@@ -76,8 +76,8 @@ def find_point(
         return None
     literals = [spark_literal(each, oid) for each, oid in zip(examples, oids, strict=True)]
     try:
-        with places_in(statement.query):
-            query = to_spark(statement.query.alone(), literals, read_typed=_typed).text
+        with map_positions(statement.query):
+            query = to_spark(statement.query.as_text(), literals, read_typed=_typed).text
     except InvalidClientData:
         return None  # what is cast to a uuid is another text afterwards, or a time of some zone
     read = choose_query(query, schemas, conf).read

@@ -13,12 +13,12 @@ import anyio
 import msgspec
 
 from actors.control.access.open_sessions import OpenSession, OpenSessions
-from actors.control.controller.reads.rows_at_hand import RowsAtHand
+from actors.control.controller.reads.memory_reads import MemoryReads
 from actors.doors.client.client import Client
-from actors.doors.postgres.pg_server.catalog_door import SharedCatalog
 from actors.doors.postgres.pg_server.connection import FindRole, PgConnection
+from actors.doors.postgres.pg_server.connection_catalog import SharedCatalog
 from actors.doors.postgres.pg_server.login import TokenProof
-from actors.doors.postgres.pg_server.parameter_scope import place_roles
+from actors.doors.postgres.pg_server.parameter_inference import place_roles
 from actors.doors.postgres.pg_server.wire import PgWire
 from actors.doors.sql_session.session import SqlSession
 from actors.engine.sql.tokens import SqlDialect
@@ -27,8 +27,8 @@ from actors.runtime.errors import AddressInUse
 from actors.runtime.kernel import Actor
 from actors.runtime.settings import Settings
 from actors.runtime.transport import sockets
-from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.address import NetworkAddress
+from actors.runtime.transport.connection_gate import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.security import TransportSecurity, for_listener
 
 log = logging.getLogger("penstock.pg")
@@ -77,14 +77,14 @@ class PgServer(Actor[_ListenerEnded]):
         connect: Callable[[OpenSession], Awaitable[Client]],
         find_role: FindRole,
         sessions: OpenSessions,
-        at_hand: RowsAtHand | None = None,
+        memory_reads: MemoryReads | None = None,
     ) -> None:
         """Take the environment. `connect` makes the client of a session, `find_role` says how a
         user is let in, `sessions` are those of all doors."""
         self._listener = listener
         self._settings = settings
         self._connect = connect
-        self._at_hand = at_hand or RowsAtHand()
+        self._memory_reads = memory_reads or MemoryReads()
         self._find_role = find_role
         self._security = listener_security(settings)
         self._tls = self._tls_context()
@@ -120,10 +120,10 @@ class PgServer(Actor[_ListenerEnded]):
             self._group = group
 
             for sock in self._listener.bound.sockets:
-                group.start_soon(self._gate.accept, sock, group, self._converse)
+                group.start_soon(self._gate.accept, sock, group, self._serve_connection)
             await anyio.sleep_forever()
 
-    async def _converse(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
+    async def _serve_connection(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
         settings = self._settings
         number = self._sessions.next_number()
         try:
@@ -149,7 +149,7 @@ class PgServer(Actor[_ListenerEnded]):
             secret_key=key,
             cancel_other=self._cancel,
             shared=self._shared,
-            at_hand=self._at_hand,
+            memory_reads=self._memory_reads,
             admit=accepted.prove,
         )
         self._connections[number] = connection

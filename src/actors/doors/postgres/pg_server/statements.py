@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.control.access.open_sessions import ReadRights
-from actors.doors.postgres.pg_server.parameter_scope import (
+from actors.doors.postgres.pg_server.parameter_inference import (
     as_columns,
     named_relations,
     scoped_types,
@@ -67,7 +67,7 @@ def may_have_rows(statement: sql.SqlStatement | None) -> bool:
     return isinstance(statement, _ROWS) or bool(getattr(statement, "returning", ()))
 
 
-class KeptStatement(msgspec.Struct):
+class PreparedStatement(msgspec.Struct):
     """A prepared statement. `statement` None: the text is empty."""
 
     text: str
@@ -87,7 +87,7 @@ class KeptStatement(msgspec.Struct):
 class OpenPortal(msgspec.Struct):
     """A prepared statement with its parameters, and its rows as far as they were sent."""
 
-    kept: KeptStatement
+    prepared: PreparedStatement
     bound: BindPortal
     tag: str = ""
     shape: pa.Schema | None = None
@@ -102,7 +102,7 @@ class OpenPortal(msgspec.Struct):
     at: int = 0
     count: int = 0
     """Number of rows that were sent."""
-    begun: bool = False
+    started: bool = False
     ended: bool = False
     values: Sequence[ParameterValue | None] = ()
     """Values of the parameters, read in the time zone that the session had at the Bind."""
@@ -131,7 +131,7 @@ def count_parameters(span: TextSpan) -> int:
     """Return the greatest number of a parameter in a text. Raises `InvalidUsage` for too many.
 
     >>> from actors.engine.sql.tokens import SqlDialect
-    >>> count_parameters(sql.composed(SqlDialect.POSTGRES, "SELECT $2, '$9', $1"))
+    >>> count_parameters(sql.generated_span(SqlDialect.POSTGRES, "SELECT $2, '$9', $1"))
     2
     """
     numbers = [int(token.text[1:12]) for token in span.tokens if token.kind == "parameter"]

@@ -20,8 +20,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from actors.durable.persist.handed import consumer_hold
 from actors.durable.persist.shard import ShardState
+from actors.durable.persist.split_leases import consumer_hold
 from actors.engine.spark.source.options import CHANGE_COLUMNS, NEWEST, SNAPSHOT, read_options
 from actors.engine.spark.source.planning import (
     LoadedFrame,

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from actors.durable.persist.attach import ShardPlace, place_of, suggest_names
+from actors.durable.persist.attach import StoreLocation, store_location, suggest_names
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.progress import EMPTY, Time
 
@@ -37,7 +37,7 @@ _SUM_ROWS: Final = 1_000_000
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A read, as its options ask for it."""
 
-    place: ShardPlace
+    place: StoreLocation
     shard: str | None
     object: str | None
     as_of: Time | None
@@ -87,7 +87,9 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
             ' .option("changes", "true")'
         )
     return ReadOptions(
-        place=place_of(given.get("stateDir"), given.get("blobUrl"), given.get("consensusUrl")),
+        place=store_location(
+            given.get("stateDir"), given.get("blobUrl"), given.get("consensusUrl")
+        ),
         shard=given.get("shard"),
         object=given.get("object"),
         as_of=_number(given, "asOf", EMPTY - 1),

@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from actors.durable.persist.attach import open_blobs, open_documents, suggest_names
 from actors.durable.persist.catalog_objects import CATALOG, objects_of, shard_of
-from actors.durable.persist.filtering import PartFilter, PartVerdict
-from actors.durable.persist.handed import HandedLeases, SplitLease
 from actors.durable.persist.location import BlobStore, ConsensusStore
+from actors.durable.persist.part_filter import PartFilter, PartVerdict
 from actors.durable.persist.shard import BatchPart, ShardState, shard_key
+from actors.durable.persist.split_leases import SplitLease, SplitLeases
 from actors.engine.spark.source.options import ReadOptions
 from actors.engine.spark.source.pushed_filters import ColumnCheck, conditions_of
 from actors.engine.spark.source.read_tasks import (
@@ -90,7 +90,7 @@ class OpenedPlace(msgspec.Struct, frozen=True):
 
     consensus: ConsensusStore
     blob: BlobStore
-    leases: HandedLeases
+    leases: SplitLeases
 
 
 @asynccontextmanager
@@ -100,7 +100,7 @@ async def open_stores(options: ReadOptions, settings: Settings) -> AsyncGenerato
     blob = await open_blobs(options.place, settings, clock)
     consensus = await open_documents(options.place, settings, clock, SystemRandom())
     try:
-        yield OpenedPlace(consensus, blob, HandedLeases(consensus, blob, settings, clock))
+        yield OpenedPlace(consensus, blob, SplitLeases(consensus, blob, settings, clock))
     finally:
         with anyio.CancelScope(shield=True):
             await consensus.close()

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.durable.persist.filtering import Op, PartCondition
+from actors.durable.persist.part_filter import Op, PartCondition
 from actors.durable.persist.statistics import has_bounds
 from actors.engine.spark.spark_releases import pushed_filter
 from actors.model.plan.schema import TableSchema

@@ -1,0 +1,309 @@
+"""Takes a backup of stores that a service may be using meanwhile, as an outside process.
+
+**Right at any moment.** All documents are read by one statement of the store, which sees them at
+one instant. A blob never changes, so a backup is exactly that instant once every blob that the
+documents name is in the target, whole: each is compared with its size and checksum.
+
+**Able to end.** A blob may be deleted once it is compacted away or its table is dropped. So first
+every shard gets a lease at its since, of a guest reader (`split_leases.py`), which the owner keeps
+as long as it is renewed: no blob of a leased state goes. A dropped shard's blobs may go all the
+same; then the documents are read anew, which no longer name them.
+
+A killed backup leaves blobs that the next one finds, leases that expire, and no manifest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from random import SystemRandom
+from typing import Final, TypeVar
+
+import anyio
+import msgspec
+
+from actors.durable.persist.attach import AttachedClient
+from actors.durable.persist.backup_format import (
+    BackupManifest,
+    BackupTarget,
+    SavedBlob,
+    SavedDocument,
+    check_bytes,
+    sorted_documents,
+)
+from actors.durable.persist.documents import decode_shard
+from actors.durable.persist.location import BlobStore
+from actors.durable.persist.part_lists import PartLists, Parts, with_parts
+from actors.durable.persist.registrations import REGISTRATION_PREFIX
+from actors.durable.persist.shard import shard_key
+from actors.durable.persist.split_leases import SplitLease, SplitLeases
+from actors.runtime.errors import (
+    PenstockError,
+    ReadBelowSince,
+    StorageError,
+    UnknownObject,
+)
+from actors.runtime.kernel import ActorClock
+from actors.runtime.progress import ShardId
+from actors.runtime.settings import Settings
+
+log = logging.getLogger("penstock.backup")
+
+R = TypeVar("R")
+ATTEMPTS_MAX: Final = 8
+RENEWALS: Final = 4
+"""Renewals within the time of a lease."""
+Progress = Callable[[int, int], None]
+"""Told how many bytes are copied, and of how many."""
+
+
+class BackupReport(msgspec.Struct, frozen=True):
+    """A backup that was taken, and what of it had to be copied."""
+
+    manifest: BackupManifest
+    copied_blobs: int
+    copied_bytes: int
+    removed_blobs: int = 0
+
+
+class _BlobVanished(StorageError):
+    """A blob was deleted before it was copied."""
+
+
+class BackupLeases:
+    """Leases on shards while their blobs are copied."""
+
+    def __init__(self, attached: AttachedClient, settings: Settings, clock: ActorClock) -> None:
+        self._handed = SplitLeases(attached.consensus, attached.blob, settings, clock)
+        self._name = f"backup-{attached.name}"
+        self._interval_s = settings.reader_lease_ms / RENEWALS / 1000
+        self.held: dict[ShardId, SplitLease] = {}
+
+    async def hold_during(self, call: Callable[[], Awaitable[R]]) -> R:
+        """Return the result of a call; renew the leases meanwhile, and drop them at its end. Raises
+        what the call raises."""
+        made: list[R] = []
+        failures: list[PenstockError] = []
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._renew)
+            try:
+                made.append(await call())
+            # Raised below: the group would wrap it.
+            except PenstockError as error:
+                failures.append(error)
+            finally:
+                group.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await self._drop()
+        if failures:
+            raise failures[0]
+        return made[0]
+
+    async def take(self, shards: Iterable[ShardId]) -> None:
+        """Lease the shards, each at its since; those that do not exist are left out. Raises
+        `StorageError`, `ResourceBusy`."""
+        for shard in shards:
+            with suppress(UnknownObject):
+                self.held[shard] = await self._take(shard)
+
+    async def _take(self, shard: ShardId) -> SplitLease:
+        for _ in range(ATTEMPTS_MAX):
+            state, _ = await self._handed.look(shard)
+            with suppress(ReadBelowSince):  # the since has moved meanwhile
+                return (await self._handed.take(shard, self._name, state.since))[1]
+        raise StorageError(f"shard {shard}: its since moves too fast for a lease", determinate=True)
+
+    async def _renew(self) -> None:
+        while True:
+            await anyio.sleep(self._interval_s)
+            for lease in list(self.held.values()):
+                # A lost lease makes nothing wrong: a blob that is gone is noticed when it is read.
+                with suppress(PenstockError):
+                    await self._handed.keep(lease, ())
+
+    async def _drop(self) -> None:
+        # Forgotten at once: another attempt must take them anew.
+        held, self.held = self.held, {}
+        for lease in held.values():
+            try:
+                await self._handed.drop(lease)
+            except UnknownObject:
+                pass
+            except PenstockError as error:
+                log.warning("the lease on %s expires by itself: %s", lease.shard, error)
+
+
+class BlobCopier:
+    """Copies blobs from one store to another, several at a time, each compared with its
+    description."""
+
+    def __init__(
+        self, source: BlobStore, into: BlobStore, clock: ActorClock, at_once: int, where: str
+    ) -> None:
+        """Take the stores; `where` names the source for people."""
+        self._source = source
+        self._into = into
+        self._clock = clock
+        self._at_once = at_once
+        self._where = where
+
+    async def copy(
+        self,
+        blobs: Sequence[SavedBlob],
+        note: Callable[[int], None],
+        vanished: Callable[[SavedBlob], PenstockError] | None = None,
+    ) -> None:
+        """Copy the blobs; `note` is told the bytes of each. Raises `CorruptData`, `StorageError`,
+        and what `vanished` returns for a blob that is absent."""
+        left = iter(blobs)
+        failures: list[PenstockError] = []
+
+        async def work(scope: anyio.CancelScope) -> None:
+            for blob in left:
+                try:
+                    await self._copy(blob, vanished)
+                    note(blob.bytes)
+                # One error of several tasks is raised, not a group of them.
+                except PenstockError as error:
+                    failures.append(error)
+                    scope.cancel()
+                    return
+
+        async with anyio.create_task_group() as group:
+            for _ in range(min(self._at_once, len(blobs))):
+                group.start_soon(work, group.cancel_scope)
+        if failures:
+            raise failures[0]
+
+    async def _copy(
+        self, blob: SavedBlob, vanished: Callable[[SavedBlob], PenstockError] | None
+    ) -> None:
+        data = await self._source.get(blob.key)
+        if data is None and vanished is not None:
+            raise vanished(blob)
+        await self._clock.run_blocking(lambda: check_bytes(blob, data, self._where))
+        assert data is not None
+        await self._into.set(blob.key, data)
+
+
+async def take_backup(
+    attached: AttachedClient,
+    target: BackupTarget,
+    settings: Settings,
+    clock: ActorClock,
+    progress: Progress,
+    *,
+    keep: int | None = None,
+) -> BackupReport:
+    """Take a backup, and copy only blobs that the target lacks; `keep`: remove all but so many
+    backups afterwards. Raises `InvalidUsage`, `CorruptData`, `StorageError`."""
+    run = _BackupRun(attached, target, settings, clock, progress)
+    for _ in range(ATTEMPTS_MAX):
+        try:
+            report = await run.leases.hold_during(run.attempt)
+        except _BlobVanished as gone:
+            log.info("the documents are read anew: %s", gone)
+            continue
+        if keep is not None:
+            removed = await target.keep_newest(keep)
+            report = msgspec.structs.replace(report, removed_blobs=removed)
+        return report
+    raise StorageError(
+        f"gave up after {ATTEMPTS_MAX} attempts: blobs vanish faster than they are copied; drop"
+        " fewer tables and views meanwhile, or see what `penstock shard verify` finds",
+        determinate=True,
+    )
+
+
+class _BackupRun:
+    """One run of a backup, in one or more attempts."""
+
+    def __init__(
+        self,
+        attached: AttachedClient,
+        target: BackupTarget,
+        settings: Settings,
+        clock: ActorClock,
+        progress: Progress,
+    ) -> None:
+        self._attached = attached
+        self._consensus = attached.consensus
+        self._target = target
+        self._clock = clock
+        self._progress = progress
+        self._in_flight = settings.backup_blobs_in_flight_max
+        self._copied_blobs = self._copied_bytes = 0
+        self.leases = BackupLeases(attached, settings, clock)
+
+    async def attempt(self) -> BackupReport:
+        """Take the backup, of the documents as they are now. Raises `_BlobVanished`."""
+        taken_ms, documents = await self._documents()
+        blobs = await self._named(documents)
+        there = {info.key: info.bytes for info in await self._target.parts.list_keys()}
+        # A key is never written twice with other bytes: of the right size it is the right blob.
+        missing = [blob for blob in blobs if there.get(blob.key) != blob.bytes]
+        left = sum(blob.bytes for blob in missing)
+        total = self._copied_bytes + left
+        self._progress(self._copied_bytes, total)
+
+        def note(size: int) -> None:
+            self._copied_blobs += 1
+            self._copied_bytes += size
+            self._progress(self._copied_bytes, total)
+
+        copier = BlobCopier(
+            self._attached.blob,
+            self._target.parts,
+            self._clock,
+            self._in_flight,
+            self._attached.place.shown(),
+        )
+        await copier.copy(missing, note, lambda blob: _BlobVanished(blob.key, determinate=True))
+        name = _backup_name(taken_ms)
+        manifest = await self._target.finish(name, taken_ms, documents, blobs)
+        return BackupReport(manifest, self._copied_blobs, self._copied_bytes)
+
+    async def _documents(self) -> tuple[int, list[SavedDocument]]:
+        """Read all documents at one instant at which each of their shards is leased."""
+        leases, prefix = self.leases, shard_key("")
+        for _ in range(ATTEMPTS_MAX):
+            taken_ms = self._clock.now_ms()
+            found = await self._consensus.snapshot()
+            shards = [key.removeprefix(prefix) for key, _ in found if key.startswith(prefix)]
+            if leases.held.keys() >= set(shards):
+                break
+            await leases.take(shard for shard in shards if shard not in leases.held)
+        # Where shards come faster than leases the last ones have none: a blob of them that goes is
+        # noticed.
+        # Replicas are of the stores where they run, and of no copy of them.
+        kept = [each for each in found if not each[0].startswith(REGISTRATION_PREFIX)]
+        # Sorted here: a database may have another order of texts.
+        return taken_ms, sorted_documents(kept)
+
+    async def _named(self, documents: Sequence[SavedDocument]) -> list[SavedBlob]:
+        """Return all blobs that the shards' documents name, but for replaced ones, which only wait
+        to be deleted."""
+        lists = PartLists(self._attached.blob, self._clock)
+        blobs: dict[str, SavedBlob] = {}
+        for document in documents:
+            if not document.key.startswith(shard_key("")):
+                continue
+            state = decode_shard(document.key, document.data)
+            known: dict[str, Parts] = {}
+            if (lost := await lists.read_all(state, known)) is not None:
+                raise _BlobVanished(lost.key, determinate=True)
+            for batch in with_parts(state, known).batches:
+                if (listed := batch.listed) is not None:
+                    blobs[listed.key] = SavedBlob(listed.key, listed.bytes, listed.checksum)
+                for part in batch.parts:
+                    if part.key:
+                        blobs[part.key] = SavedBlob(part.key, part.bytes, part.checksum)
+        return list(blobs.values())
+
+
+def _backup_name(now_ms: int) -> str:
+    """Return a name that sorts by time, and that no other backup has."""
+    when = datetime.fromtimestamp(now_ms / 1000, UTC)
+    return f"{when:%Y%m%dT%H%M%SZ}-{SystemRandom().getrandbits(32):08x}"
