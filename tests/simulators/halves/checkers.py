@@ -350,7 +350,7 @@ class BlameChecker:
         """Check an object's status: an error must name the failed object."""
         if status.status == "stalled":
             error, source = status.error or "", status.id[:2]
-            right = f"<{source}" in error or error.startswith(f"{source} runs already")
+            right = f"<{source}" in error or error.startswith(f"cannot alter {source}, ")
             require(right, "blame", "{} is said to have stalled: {}", status.id, error)
 
 
