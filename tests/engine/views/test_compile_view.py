@@ -442,7 +442,7 @@ async def test_tables_are_those_that_the_engine_says() -> None:
         ("`flights`", UnknownObject, "no table or view named 'flights'"),
         ("`x`.`fli``ghts`", UnknownObject, "x.fli`ghts: names are not qualified"),
         ("`penstock`.`steps`", InvalidUsage, "can only be read"),
-        ("`penstock`.`views`", UnknownObject, "has no relation 'penstock.views' about itself"),
+        ("`penstock`.`views`", UnknownObject, "unknown relation 'penstock.views'"),
     ],
 )
 async def test_a_name_that_nobody_has(missing: str, error: type[Exception], words: str) -> None:

@@ -201,9 +201,9 @@ def seen_settings(request: ProtoMessage, answer: ProtoMessage) -> ProtoMessage:
 # -- documentation ---------------------------------------------------------------------------------
 
 _IN_STATEMENTS: Final = {
-    "obeyed": "obeyed; a materialized view keeps it",
-    "refused": "refused while it is changed; a materialized view keeps it",
-    "none": "of no meaning: rows do not depend on it",
+    "obeyed": "obeyed; kept by materialized views",
+    "refused": "refused while changed; kept by materialized views",
+    "none": "no effect on rows",
 }
 
 
@@ -214,7 +214,7 @@ def settings_table() -> str:
         "|---|---|---|---|",
     ]
     for name, value in sorted(_FIXED.items()):
-        lines.append(f"| `{name}` | refused | always `{value}`, all else is refused | the same |")
+        lines.append(f"| `{name}` | refused | always `{value}`; others are refused | the same |")
     for name in sorted(NAMES | SET_WITHOUT_CODE):
         may = "may be set" if name in SET_WITHOUT_CODE else "refused"
         lines.append(f"| `{name}` | {may} | obeyed | {_IN_STATEMENTS[statement_effect(name)]} |")
@@ -222,8 +222,7 @@ def settings_table() -> str:
         effect = _IN_STATEMENTS[statement_effect(prefix)]
         lines.append(f"| all others of `{prefix}*` | refused | obeyed | {effect} |")
     lines += [
-        "| all others of `spark.sql.*` | refused | obeyed | refused while it is changed, and so is "
-        "a view |",
+        "| all others of `spark.sql.*` | refused | obeyed | refused while changed, as are views |",
         f"| all others | refused | obeyed | {_IN_STATEMENTS['none']} |",
     ]
     return "\n".join(lines) + "\n"
