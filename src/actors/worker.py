@@ -71,12 +71,12 @@ from actors.replica.compute.rendering import (
     DataflowStopped,
     FromDataflow,
     IndexTurn,
-    InsertAgain,
     InstallFinished,
     MaintenanceDue,
     MaintenanceFinished,
     PeekFinished,
-    SpawnAgain,
+    RespawnDue,
+    RetryInsertion,
     TaskEnded,
     TasksStopped,
     TasksTurn,
@@ -244,7 +244,7 @@ class Worker(Actor[WorkerMessage]):
                 self._windows["storage"][self._index] if self._windows else None,
             )
             self._storage.begin()
-            self._logs.beside = self._storage.rows
+            self._logs.storage_rows = self._storage.rows
 
     async def receive(self, message: WorkerMessage) -> None:
         """Handle one message, then send the adapter the responses that fit its window."""
@@ -277,11 +277,11 @@ class Worker(Actor[WorkerMessage]):
                 await self._feed(message.done)
             case ClientGone(half="compute"):
                 await self._feed(e.ComputeClientLost(message.nonce))
-            case InstallFinished() | InsertAgain() | MaintenanceFinished():
+            case InstallFinished() | RetryInsertion() | MaintenanceFinished():
                 await self._installs.turn(message)
             case TasksStopped() | TaskEnded():
                 self._tasks.turn(message)
-            case DataflowEnded() | SpawnAgain() | DataflowStopped():
+            case DataflowEnded() | RespawnDue() | DataflowStopped():
                 await self._children.turn(message)
             case DataflowRemoved():
                 rendering = self._renderings.pop(message.number, None)

@@ -52,7 +52,7 @@ def decode_acceptor(data: Bytes) -> AcceptorMessage:
         fields.unpack(v2._U64, "the zero at its end")
         message = VoteResponse(0, term, vote_given, flush_lsn, truncate_lsn, history)
     else:
-        raise fields.malformed(f"unknown tag 0x{tag:x}: g, v or a is known")
+        raise fields.malformed(f"unknown tag 0x{tag:x}: expected g, v or a")
     fields.end()
     return message
 
@@ -102,7 +102,7 @@ def encode_proposer(message: ProposerMessage) -> bytes:
 
 def _raw(name: str, what: str) -> bytes:
     if not is_id(name):
-        raise LocalProtocolError(f"{what} {name!r} is not {ID_DIGITS} digits, 0-9a-f")
+        raise LocalProtocolError(f"invalid {what} {name!r}: expected {ID_DIGITS} digits, 0-9a-f")
     return bytes.fromhex(name)
 
 

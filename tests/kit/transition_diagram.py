@@ -35,8 +35,8 @@ NODES: Final[Mapping[StateGroup, str]] = {
 def state_diagram(table: TransitionTable) -> str:
     """Return the diagram of a table of transitions, without fences.
 
-    >>> from actors.replica.dataflow.events import StepComputed, on_event, moves
-    >>> leads = moves([DataflowPhase.RUNNING], DataflowPhase.COMMITTING, stays=True)
+    >>> from actors.replica.dataflow.events import StepComputed, on_event, same_targets
+    >>> leads = same_targets([DataflowPhase.RUNNING], DataflowPhase.COMMITTING, stays=True)
     >>> print(state_diagram(on_event(StepComputed, lambda machine, event: [], leads)))
     stateDiagram-v2
         state "running" as s0

@@ -271,7 +271,7 @@ def test_a_log_that_breaks_gives_what_is_before() -> None:
     *_, mark = life.take(bytes(broken))
     assert isinstance(mark, PositionMark)
     assert place(mark) == log.ends[12]
-    assert "CRC does not fit" in str(life.stopped)
+    assert "record with a wrong CRC" in str(life.stopped)
 
 
 # -- rows -----------------------------------------------------------------------------------------
@@ -343,8 +343,8 @@ def test_nothing_is_rounded_or_guessed(kind: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ({"acceptors": "a:b"}, "'a:b' is no address of an acceptor"),
-        ({"acceptors": ""}, "no address"),
+        ({"acceptors": "a:b"}, "invalid address of an acceptor 'a:b'"),
+        ({"acceptors": ""}, "invalid address of an acceptor ''"),
         ({"tenant": "0A" * 16}, "tenant .*32 lower-case hexadecimal digits"),
         ({"timeline": "1"}, "timeline '1'"),
         ({"tables": {}}, "number of tables 0"),
@@ -358,8 +358,8 @@ def test_nothing_is_rounded_or_guessed(kind: str, value: Any) -> None:
             {"tables": {"t": (TableColumn("a", "map<struct<x:int>,int>"),)}},
             "tables: t: JSON cannot represent maps",
         ),
-        ({"start_lsn": "0/3"}, "no record can begin at 0/3"),
-        ({"start_lsn": "x"}, "'x' is no LSN"),
+        ({"start_lsn": "0/3"}, "a record cannot start at 0/3"),
+        ({"start_lsn": "x"}, "invalid LSN 'x'"),
         ({"token_env": "A", "token_file": "b"}, "one of token_env and token_file"),
         ({"look_ms": 0}, "look_ms 0: expected at least 10"),
     ],

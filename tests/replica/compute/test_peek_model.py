@@ -296,7 +296,7 @@ def test_thinning_holds_no_more_than_it_must() -> None:
             ),
             "does not fit",
         ),
-        (Peek("p", IndexTarget("i"), 0, project=("k", "k")), "twice"),
+        (Peek("p", IndexTarget("i"), 0, project=("k", "k")), "duplicate column"),
         (Peek("p", IndexTarget("i"), 0, project=("z",)), "projection"),
         (
             Peek("p", IndexTarget("i"), 0, finishing=RowSetFinishing((OrderBy("z"),))),
