@@ -58,7 +58,7 @@ def test_releases_are_those_of_the_makefile_and_of_the_package(root: Path) -> No
     assert newest in (root / "requirements" / "base.txt").read_text()
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     beyond = f"{NEWEST[0]}.{NEWEST[1] + 1}"
-    assert f"pyspark>={older[0]},<{beyond}" in project["dependencies"]
+    assert f"pyspark>={older[0]},<{beyond}" in project["optional-dependencies"]["server"]
 
 
 @pytest.mark.parametrize("version", ["3.5.9", "4.4.0", "5.0.0"])

@@ -51,8 +51,15 @@ def fingerprint(plan: DeltaPlan, engine: str | None = None) -> str:
     """Return a SHA-256 digest of the plan with its schemas and settings, and of the engine's
     version."""
     # Choices (policy, eager sums) are left out: they show in the strata, which are part of the
-    # digest.
-    neutral = {"fingerprint": "", "policy": "", "tree": "", "eager": (), "eager_open": False}
+    # digest. So is the reason: it is text for people, and another wording must not rebuild a view.
+    neutral = {
+        "fingerprint": "",
+        "policy": "",
+        "tree": "",
+        "eager": (),
+        "eager_open": False,
+        "reason": "",
+    }
     plain = msgspec.structs.replace(plan, **neutral)
     fields = msgspec.to_builtins(plain)
     for name in _LATER:
