@@ -321,7 +321,7 @@ def test_damaged_contents_are_refused(world: World) -> None:
         ({"shard": None, "object": "x"}, UnknownObject, "table or view 'x'"),
         ({"object": "x"}, InvalidUsage, "give either option"),
         ({"asof": "yesterday"}, InvalidUsage, "whole number"),
-        ({"asOff": "1"}, InvalidUsage, "unknown option 'asOff'; near it are asOf"),
+        ({"asOff": "1"}, InvalidUsage, "unknown option 'asOff'; similar options: asOf"),
         ({"path": "s1"}, InvalidUsage, r"load\(\) takes no path, got 's1'"),
         ({"changes": "yes"}, InvalidUsage, "true or false"),
         ({"stateDir": None}, InvalidUsage, "name the stores"),
