@@ -134,7 +134,7 @@ async def opened(
             await source.open(exports, position)
             return
         except SourceUnreachable as error:
-            if "is read by process" not in str(error):
+            if "is in use by process" not in str(error):
                 raise
 
 

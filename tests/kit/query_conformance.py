@@ -104,10 +104,10 @@ class ConformanceCheck:
         """Judge queries, all of them as views over the same tables at the same time.
 
         Args:
-            queries: Several share the tables' shards, so they are judged faster together.
-            brief: All changes come in one step of one time, without a restart before it, and the
-                rows stay.
-            empties: True if all rows are deleted at last.
+            queries: The queries. They share the tables' shards, so several are judged faster.
+            brief: True to make all changes in one step of one timestamp, without a restart, and to
+                keep the rows.
+            empties: True to delete all rows at last.
         """
         schemas: dict[str, TableSchema] = {}
         for query in queries:
@@ -156,9 +156,9 @@ def divide_rows(
     """Divide rows into those that stay, as updates of the first timestamp, and those that change.
 
     Args:
-        schemas: Of the tables that are divided.
+        schemas: The schemas of the tables to divide.
         tables: Their rows, without times.
-        changes: So many in all at each later time, at least one a table.
+        changes: Number of changes at each later timestamp in all, at least one per table.
         seed: The same seed divides and changes rows in the same way.
     """
     base, updates = {}, []

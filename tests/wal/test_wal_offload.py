@@ -520,7 +520,7 @@ async def test_a_killed_process_goes_on_keeping_and_reads_back(tmp_path: Path) -
                 (store / TENANT / TIMELINE / NAMES[1]).read_bytes(), 2 * SEGMENT_BYTES, whole=True
             )
             assert kept.records
-            with pytest.raises(InvalidUsage, match=f"keeps no segment {NAMES[2]}"):
+            with pytest.raises(InvalidUsage, match=f"does not contain segment {NAMES[2]}"):
                 await commands._of_archive(f"file:{store}", TENANT, TIMELINE, NAMES[2])
     finally:
         if process.returncode is None:
@@ -532,5 +532,5 @@ async def test_a_place_that_is_none_is_told_at_the_start(tmp_path: Path) -> None
     settings = Settings(
         wal_listen="127.0.0.1:0", wal_dir=str(tmp_path), wal_blob_url="nowhere://at/all"
     )
-    with pytest.raises(InvalidUsage, match="no store is called nowhere"):
+    with pytest.raises(InvalidUsage, match="unknown kind of store nowhere"):
         await commands._serve(settings)

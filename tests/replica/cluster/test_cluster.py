@@ -476,7 +476,7 @@ async def test_what_kept_a_dataflow_from_being_reused_is_logged_and_counted(
         for statistics in (await w.cluster.statistics()).workers:
             assert statistics.dataflows_reused == 2
             assert statistics.dataflows_replaced == (("export", 1),)
-        assert "2 dataflows reused, 1 created (1 of them in place of one that ran)" in caplog.text
+        assert "2 dataflows reused, 1 created (1 of them replace a running one)" in caplog.text
         [line] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
         assert "i0 is created again: its export changed" in line
         assert '"key":["k"]' in line

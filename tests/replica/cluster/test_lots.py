@@ -123,7 +123,7 @@ async def test_a_message_that_fits_no_frame_is_told_of_when_it_is_the_first() ->
     async with both_ends(settings) as (near, far):
         large = Ping(1, bytes(settings.frame_bytes_max + 1))
         assert near.try_send([Ping(0), large, Ping(2)]) == 1
-        with pytest.raises(LocalProtocolError, match="a frame holds at most"):
+        with pytest.raises(LocalProtocolError, match="too large for a frame"):
             near.try_send([large, Ping(2)])
         assert near.try_send([Ping(2)]) == 1
         assert [await far.receive(), await far.receive()] == [Ping(0), Ping(2)]

@@ -106,5 +106,5 @@ def test_every_object_has_one_fate(before: list[Command], now: list[Command]) ->
 def test_a_configuration_of_the_same_kind_may_not_change() -> None:
     changed = IngestionDescription("u2", "u2", ConnectorConfiguration("counter", b"y"), "ru2")
     assert plan(*run(changed)).refused == (
-        DefinitionRefusal("u2", ("the configuration of its kind counter",)),
+        DefinitionRefusal("u2", ("configuration of kind counter",)),
     )
