@@ -341,8 +341,8 @@ def write_page(judged: Sequence[QueryJudgement], how: str) -> str:
     lines = [
         "# Conformance: public queries as live views",
         "",
-        "The queries of TPC-H, NEXMark and TPC-DS as maintained views: whether each is exact, "
-        "how it is maintained, and how many rows a change reads.",
+        "This page lists the queries of TPC-H, NEXMark and TPC-DS as maintained views: whether "
+        "each is exact, how it is maintained, and how many rows a change reads.",
         "",
         "Each query is a view over its tables, which receive random changes. Its contents are "
         "compared with plain Spark's result after hydration, after a step of several timestamps, "

@@ -133,7 +133,7 @@ class DoorConnection:
             kind, length = _HEADER.unpack(await self._reader.receive_exactly(_HEADER.size))
             # Check the length before allocating memory for it.
             if not 4 <= length <= _MESSAGE_BYTES_MAX:
-                raise RemoteProtocolError(f"invalid length of a message: {length} bytes")
+                raise RemoteProtocolError(f"invalid message length: {length} bytes")
             return _Message(kind, await self._reader.receive_exactly(length - 4))
         except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, OSError):
             raise ConnectionBroken("the service closed the connection") from None

@@ -116,7 +116,7 @@ class ConnectorFactory:
         try:
             request = msgspec.json.decode(oneshot.request.encoded, type=CopyFromConfig)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidUsage(f"invalid configuration of a copy from files: {error}") from None
+            raise InvalidUsage(f"invalid configuration for a copy from files: {error}") from None
         scratch = self._scratch / f"copy-{oneshot.uuid}-{next(self._tasks)}"
         around = ConnectorContext(self._clock, self._settings, scratch, self._run_job, oneshot.uuid)
         return OneshotCopy(request, oneshot.schema, around)
@@ -148,7 +148,7 @@ class ConnectorFactory:
         try:
             given = msgspec.json.decode(options or b"{}", type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidUsage(f"invalid options of a sink: {error}") from None
+            raise InvalidUsage(f"invalid sink options: {error}") from None
         # Distinguishes this sink's commits from those of a dropped sink with the same id.
         creation = f"{self._random.getrandbits(128):032x}"
         config = sink_kinds.config_of(kind, given, creation)

@@ -614,8 +614,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             (all(urls) and not any(url.lower().startswith("mem:") for url in urls), shared),
             (
                 self.replicas == 1,
-                f"role = {self.role} does not go with replicas = {self.replicas}: run each replica"
-                " as a process of its own, with penstock serve --role replica",
+                f"role = {self.role} cannot be combined with replicas = {self.replicas}: run each"
+                " replica as a separate process, with penstock serve --role replica",
             ),
         ]
         if self.role == "replica":

@@ -60,7 +60,7 @@ def base_rows(
     seed: str,
     time: int,
 ) -> pa.Table:
-    """Return `count` updates at a time, in the form of the script's table. Raises
+    """Return `count` random updates, all at `time`, with the columns of the script's table. Raises
     `UnmakeableTable`."""
     random = np.random.default_rng(list(seed.encode()))
     arrays = [

@@ -128,7 +128,7 @@ class PeerProbe(Actor[Any]):
         wanted = MessageMatch(kind, fields)
         await self._stage.idle()
         if not self.received:
-            raise self._stage.failed(f"{self.name}: expected {wanted!r}, nothing came")
+            raise self._stage.failed(f"{self.name}: expected {wanted!r}, got nothing")
         why = wanted.why_not(self.received[0])
         if why is not None:
             raise AssertionError(f"{self.name}: {why}")

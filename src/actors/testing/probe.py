@@ -97,5 +97,5 @@ class MessageProbe(Actor[Any]):
                     self._came = anyio.Event()
                     await self._came.wait()
         except TimeoutError:
-            raise AssertionError(f"expected {wanted}, nothing came") from None
+            raise AssertionError(f"expected {wanted}, got nothing") from None
         return self.received.popleft()

@@ -318,7 +318,7 @@ class ScriptStage:
             await self.persist.maintain(shard)
 
     async def contents(self, view: str, times: Sequence[int]) -> dict[int, Counter[Any] | None]:
-        """Return a view's contents at each time; None where it holds an error."""
+        """Return a view's contents at each time; None at a time at which it is in error."""
         schema = self._plans[view].output
         found: dict[int, Counter[Any] | None] = {}
         reader = await self.persist.open_reader(shard_name(view), f"check-{times[-1]}")

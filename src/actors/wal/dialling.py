@@ -73,7 +73,7 @@ def _parse_address(text: str) -> AcceptorAddress:
         host, port = text, str(PORT)
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidUsage(f"invalid address of an acceptor {text!r}: expected host:port")
+        raise InvalidUsage(f"invalid acceptor address {text!r}: expected host:port")
     return AcceptorAddress(host, int(port))
 
 

@@ -4,7 +4,7 @@ Acceptors report positions only at the ends of records, so our log has PostgreSQ
 `PAGE_BYTES`, each with a header, and records that start at multiples of 8, may span pages, and have
 a CRC-32C. A payload is the main data of one record of the resource manager `MANAGER`.
 
-A record consists of its header of 24 bytes (total length u32, transaction u32, previous record u64,
+A record consists of its 24-byte header (total length u32, transaction u32, previous record u64,
 info u8, manager u8, 2 bytes, CRC u32; little-endian), the header of the main data (255, u32
 length), the payload, and zeros up to a multiple of 8. The CRC covers what follows the header, then
 the header's first 20 bytes.

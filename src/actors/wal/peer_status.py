@@ -112,7 +112,7 @@ def parse_status(row: Sequence[str | None]) -> PeerStatus:
             raise ValueError(f"{cells} is inconsistent")
         return status
     except (ValueError, InvalidUsage, WalRefused) as error:
-        raise MalformedFrame(f"invalid status of a peer: {error}") from None
+        raise MalformedFrame(f"invalid peer status: {error}") from None
 
 
 def is_useful_donor(donor: PeerStatus, own: PeerStatus) -> bool:

@@ -50,8 +50,8 @@ _KIND_MASK: Final = 0xFFF0  # the low bits of info are the writer's own
 _OVERWRITE: Final = 0x00D0  # manager 0, info 0xD0
 
 Found = Callable[[int, int, bytes], None]
-"""Called with each complete record: its start, the start of the next one, its header of 24
-bytes."""
+"""Called with each complete record: its start, the start of the next one, and its 24-byte
+header."""
 
 
 class BadRecord(msgspec.Struct, frozen=True):

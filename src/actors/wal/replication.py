@@ -84,7 +84,7 @@ def parse_reader(data: bytes) -> ReaderMessage:
         (length,) = struct.unpack_from("!Q", body)
         if length == len(body) - 8:
             return decode_feedback(body[8:])
-    raise MalformedFrame(f"invalid message of a reader: {len(data)} bytes of kind {kind!r}")
+    raise MalformedFrame(f"invalid message from a reader: {len(data)} bytes of kind {kind!r}")
 
 
 def aggregate(feedbacks: Iterable[HotStandbyFeedback]) -> HotStandbyFeedback:

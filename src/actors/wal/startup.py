@@ -338,9 +338,7 @@ def _parse_push(options: str) -> StartWalPush:
     for part in options.split(",") if options.strip() else ():
         found = _OPTION.fullmatch(part)
         if found is None:
-            raise WalRefused(
-                f"invalid option of START_WAL_PUSH {part[:60]!r}: expected name 'value'"
-            )
+            raise WalRefused(f"invalid START_WAL_PUSH option {part[:60]!r}: expected name 'value'")
         # Unknown options are ignored.
         given[found.group(1)] = found.group(2)
     version = given.get("proto_version", "2")

@@ -125,7 +125,7 @@ class WalTimeline:
         self._readers: dict[int, HotStandbyFeedback] = {}
         """Oldest transactions that each reader reports, by connection."""
         self._hot_standby = NO_FEEDBACK
-        """The oldest of all readers, included in replies."""
+        """The oldest transactions over all readers; included in replies."""
         self.ends: ValueWatch[LogEnds] = ValueWatch(self._ends())
         """Positions of the log after the last call, to wait for."""
 

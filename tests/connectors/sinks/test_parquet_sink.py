@@ -273,7 +273,7 @@ async def test_what_is_there_and_not_ours_is_refused(lab: Lab) -> None:
     with pytest.raises(InvalidUsage, match="with other columns"):
         await lab.sink(once=True).open(SCHEMA)
     lab.put(f"{MANIFESTS}/{9:020d}.json", b"{")
-    with pytest.raises(InvalidUsage, match="invalid manifest"):
+    with pytest.raises(InvalidUsage, match="invalid sink manifest"):
         await lab.sink().open(SCHEMA)
 
 

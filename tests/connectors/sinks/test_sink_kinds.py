@@ -59,7 +59,7 @@ def test_what_is_no_configuration(kind: str, options: dict[str, object], text: s
 
 def test_what_cannot_be_decoded() -> None:
     for data in (b"", b"\xff", b"\x81\xa4kind\xa5kafka"):
-        with pytest.raises(InvalidUsage, match="invalid configuration"):
+        with pytest.raises(InvalidUsage, match="invalid sink configuration"):
             decode(data)
 
 

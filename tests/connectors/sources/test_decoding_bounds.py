@@ -497,9 +497,9 @@ def test_a_row_that_is_nested_deep_is_refused(depth: int) -> None:
 def test_a_long_configuration_is_not_decoded() -> None:
     with pytest.raises(InvalidUsage, match="configuration too long: 4194305 bytes"):
         decode(b"[" * (CONFIGURATION_BYTES_MAX + 1))
-    with pytest.raises(InvalidUsage, match="invalid configuration of a source"):
+    with pytest.raises(InvalidUsage, match="invalid source configuration"):
         decode(b"[" * CONFIGURATION_BYTES_MAX)
-    with pytest.raises(InvalidUsage, match="invalid configuration of a source"):
+    with pytest.raises(InvalidUsage, match="invalid source configuration"):
         decode(b'{"type": "files", "more": ' + b"[" * 1_000_000)
 
 

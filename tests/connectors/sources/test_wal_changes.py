@@ -343,8 +343,8 @@ def test_nothing_is_rounded_or_guessed(kind: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ({"acceptors": "a:b"}, "invalid address of an acceptor 'a:b'"),
-        ({"acceptors": ""}, "invalid address of an acceptor ''"),
+        ({"acceptors": "a:b"}, "invalid acceptor address 'a:b'"),
+        ({"acceptors": ""}, "invalid acceptor address ''"),
         ({"tenant": "0A" * 16}, "tenant .*32 lower-case hexadecimal digits"),
         ({"timeline": "1"}, "timeline '1'"),
         ({"tables": {}}, "number of tables 0"),

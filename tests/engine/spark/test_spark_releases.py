@@ -84,7 +84,7 @@ def test_a_known_release_is_taken(release: tuple[int, int]) -> None:
 
 
 def test_what_is_no_version_is_refused() -> None:
-    with pytest.raises(EngineUnavailable, match="invalid version of Spark 'trunk'"):
+    with pytest.raises(EngineUnavailable, match="invalid Spark version 'trunk'"):
         release_of("trunk")
 
 

@@ -149,7 +149,7 @@ class CopyOutput:
         """Publish the manifest and return the one that is in place then: this one, or that of
         another attempt at this copy.
 
-        Raises `InvalidUsage` if another copy was published meanwhile, and `StorageError`.
+        Raises `InvalidUsage` if another copy was published in the meantime, and `StorageError`.
         """
         # Listed before the manifest is written: a copy that has written files by now expects an
         # older manifest and can never publish, so its files are safe to remove. (If somebody
@@ -190,8 +190,8 @@ class CopyOutput:
         there = None if found is None else self._published(found)
         if there is None or there.manifest.copy != self._copy:
             raise InvalidUsage(
-                f"another copy was written to {self._storage.where} meanwhile: choose another "
-                "destination, or overwrite it"
+                f"another copy was written to {self._storage.where} at the same time: choose "
+                "another destination, or overwrite it"
             )
         return there
 

@@ -36,7 +36,7 @@ def decode(data: bytes) -> SinkConfig:
     try:
         config: SinkConfig = msgspec.msgpack.decode(data, type=SinkConfig)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidUsage(f"invalid configuration of a sink: {error}") from None
+        raise InvalidUsage(f"invalid sink configuration: {error}") from None
     return config
 
 
@@ -61,7 +61,7 @@ def config_of(kind: str, options: Mapping[str, Any], creation: str) -> SinkConfi
         )
     except msgspec.ValidationError as error:
         hint = choices_hint(KINDS[kind], str(error))
-        raise InvalidUsage(f"invalid options of a sink of kind {kind}: {error}{hint}") from None
+        raise InvalidUsage(f"invalid options for a sink of kind {kind}: {error}{hint}") from None
     if isinstance(config, DeltaConfig) and config.retain_hours < 1:
         raise InvalidUsage(f"invalid retain_hours {config.retain_hours}: expected at least 1")
     return config

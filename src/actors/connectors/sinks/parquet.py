@@ -184,7 +184,7 @@ class ParquetSink:
         try:
             found = msgspec.json.decode(document.data, type=BatchManifest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidUsage(f"invalid manifest of a sink {path}: {error}") from None
+            raise InvalidUsage(f"invalid sink manifest {path}: {error}") from None
         if (found.sink, found.creation) != (self._sink, self._creation):
             raise InvalidUsage(
                 f"{self._storage.where} belongs to another sink ({found.sink}): choose another "

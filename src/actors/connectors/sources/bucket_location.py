@@ -54,7 +54,7 @@ LISTED_MAX: Final = 100_000
 _NEEDED: Final = "list and read (on S3: s3:ListBucket, s3:GetObject)"
 _SUFFIXES: Final = re.compile(r"(?:\.[A-Za-z0-9]{1,16}){0,2}$")
 """Suffixes that tell readers how a file is compressed."""
-_NEVER_AGAIN: Final = "write each object once, under a name of its own"
+_NEVER_AGAIN: Final = "write each object once, under a unique name"
 
 
 class BucketLocation:

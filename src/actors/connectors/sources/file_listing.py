@@ -100,7 +100,7 @@ class IngestedFiles(NamedTuple):
             entries = dict(_ENTRY.iter_unpack(base64.b64decode(found.recent, validate=True)))
         except (msgspec.DecodeError, ValueError, struct.error) as error:
             raise InvalidUsage(
-                f"invalid position of a source of files {position[:100]!r}: {error}"
+                f"invalid position {position[:100]!r} of a source of kind files: {error}"
             ) from None
         return cls((found.low_ns, found.low_hash), found.looked_ns, entries, found.exports)
 

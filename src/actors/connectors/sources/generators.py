@@ -302,7 +302,7 @@ def _position(text: str) -> GeneratorPosition:
     try:
         return msgspec.json.decode(text, type=GeneratorPosition)
     except msgspec.DecodeError as error:
-        raise InvalidUsage(f"invalid position of a generator {text[:100]!r}: {error}") from None
+        raise InvalidUsage(f"invalid generator position {text[:100]!r}: {error}") from None
 
 
 def updates(

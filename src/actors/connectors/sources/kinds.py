@@ -118,7 +118,7 @@ def decode(data: bytes | str) -> SourceConfig:
         found: SourceConfig = msgspec.json.decode(data, type=_ANY_CONFIG)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidUsage(
-            f"invalid configuration of a source: {error}{_choice(data, str(error))}"
+            f"invalid source configuration: {error}{_choice(data, str(error))}"
         ) from None
     return found
 

@@ -80,7 +80,7 @@ class IngestedObjects(NamedTuple):
             recent = {name: (at, tag) for name, at, tag in entries}
         except (msgspec.DecodeError, ValueError, struct.error) as error:
             raise InvalidUsage(
-                f"invalid position of a source of objects {position[:100]!r}: {error}"
+                f"invalid position {position[:100]!r} of a source of kind files: {error}"
             ) from None
         return cls((found.low_ns, found.low_hash), found.forgotten, recent, found.exports)
 

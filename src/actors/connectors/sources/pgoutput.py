@@ -220,7 +220,7 @@ def relation(batch: MessageBatch, index: int) -> PgRelation:
             )
             rest = behind[8:]
     except (IndexError, ValueError) as error:
-        raise RemoteProtocolError(f"invalid description of a relation: {error}") from None
+        raise RemoteProtocolError(f"invalid relation description: {error}") from None
     whole = qualified_name(schema.decode() or "pg_catalog", table.decode())
     return PgRelation(oid, whole, identity, tuple(columns))
 

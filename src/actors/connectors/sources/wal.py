@@ -96,7 +96,7 @@ def read_position(text: str, config: WalConfig) -> WalPosition:
         parse_lsn(found.lsn)
     except (msgspec.DecodeError, InvalidUsage) as error:
         raise InvalidUsage(
-            f"invalid position of a source of kind wal {text[:100]!r}: {error}"
+            f"invalid position {text[:100]!r} of a source of kind wal: {error}"
         ) from None
     if found.timeline != config.timeline:
         raise InvalidUsage(

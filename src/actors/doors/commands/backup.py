@@ -45,7 +45,8 @@ def backup(
             "--keep",
             min=1,
             help="Keeps only the newest N backups: older ones are removed afterwards, with the "
-            "blobs that only they used. Do not run another backup to the target meanwhile.",
+            "blobs that only they used. Do not run another backup to the same target at the same "
+            "time.",
         ),
     ] = None,
     listed: Annotated[

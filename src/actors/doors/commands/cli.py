@@ -333,8 +333,8 @@ def demo(
     moves. The demo creates the tables and views and writes the rows with SQL over PostgreSQL's
     protocol, and prints each statement. The three views show the delay by carrier, the delay by
     hourly weather, and the delayed flights now in the air. At the end each view is read AS OF
-    several timestamps and compared with plain Spark over the same inputs. A difference is printed,
-    and the exit status is then 1.
+    several timestamps and compared with plain Spark over the same inputs. If they differ, the demo
+    prints the difference and exits with status 1.
     """
     set_up_logging(log_level)
     from penstock_flights.run import DemoOptions, console_of, run

@@ -1,8 +1,8 @@
 """The sessions of Connect clients, and their operations that have not ended.
 
-A session exists at Spark, under a user and an id; the gateway stores little of it. Only the
-session's temporary views over the service's objects are stored here instead of at Spark, as
-definitions, so that each use reads the objects at the time of that use.
+Spark holds a session, under a user and an id; the gateway stores little of it. Only the session's
+temporary views over the service's objects are stored here instead, as definitions, so that each use
+of a view reads the objects as they are at that time.
 """
 
 from __future__ import annotations

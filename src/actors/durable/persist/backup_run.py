@@ -83,8 +83,8 @@ class BackupLeases:
         """Leases held, by shard."""
 
     async def hold_during(self, call: Callable[[], Awaitable[R]]) -> R:
-        """Return the result of a call. Renew the leases meanwhile, and drop them at its end. Raises
-        what the call raises."""
+        """Return the result of a call. Renew the leases while it runs, and drop them when it ends.
+        Raises what the call raises."""
         made: list[R] = []
         failures: list[PenstockError] = []
         async with anyio.create_task_group() as group:
@@ -221,7 +221,7 @@ async def take_backup(
         return report
     raise StorageError(
         f"gave up after {ATTEMPTS_MAX} attempts: blobs are deleted faster than they are copied; "
-        "drop fewer tables and views meanwhile, or run `penstock shard verify` to look for "
+        "drop fewer tables and views during a backup, or run `penstock shard verify` to look for "
         "missing blobs",
         determinate=True,
     )

@@ -79,7 +79,7 @@ def shard_of(objects: Sequence[NamedShards], name: str) -> ShardId:
             return found.shard
     for found in objects:
         if found.name.lower() == name.lower():
-            raise InvalidUsage(f"{name} is a {found.kind}, which has no rows of its own")
+            raise InvalidUsage(f"{name} is a {found.kind}, which stores no rows")
     names = [found.name for found in objects if found.kind in _READ]
     raise UnknownObject(
         f"table or view {name!r} does not exist; {suggest_names(name, names, 'tables and views')}"

@@ -179,7 +179,7 @@ def worth_reclaiming(state: ShardState) -> bool:
     parts = [part for batch in state.batches for part in batch.parts]
     if not any(part.key for part in parts):
         return False
-    # Rows of a single time are already summed up; a merge would not change anything.
+    # Rows of a single time are already summed; a merge would not change anything.
     if len({time for part in parts for time in (part.time_min, part.time_max)}) == 1:
         return False
     to = compact_to(state, state.batches[-1].upper)

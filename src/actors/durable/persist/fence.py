@@ -173,8 +173,8 @@ async def acquire_epoch(
                 raise
         if not await retry.pause():
             raise StorageError(
-                f"could not take over the stores: other services did so {retry.failures} times "
-                "meanwhile; start one at a time",
+                f"could not take over the stores: other services were first {retry.failures} "
+                "times; start one service at a time",
                 determinate=True,
             )
 

@@ -251,7 +251,8 @@ class ShardMachine:
                 return with_parts(state, known, self._shards.get(shard))
             # Otherwise the table may be older than the tables' upper, which was read meanwhile.
         raise StorageError(
-            f"could not read shard {shard}: other processes changed it {LOOKS_MAX} times meanwhile",
+            f"could not read shard {shard}: other processes changed it during all {LOOKS_MAX} "
+            "attempts",
             determinate=True,
         )
 
@@ -502,8 +503,8 @@ class ShardMachine:
             await self._read_shard(shard)
 
     async def _read_fresh(self, names: Sequence[ShardId], tables: bool) -> bool:
-        """Read all documents again, with the tables' upper if it matters. Return whether the answer
-        may be based on them."""
+        """Read all documents again, and with `tables` the tables' upper before them. Return False
+        if a document turns out to be a table's although `tables` is False: read again with it."""
         await self._read_all(names, tables)
         # Not if one turned out to be a table: then its upper must be read before it.
         return tables or not _of_tables({name: self._shards.get(name) for name in names})

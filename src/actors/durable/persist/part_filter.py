@@ -349,8 +349,8 @@ class PartPruner:
             if passed.num_rows:
                 raise UnsoundFilter(
                     f"part {part.key} contains {passed.num_rows} rows that pass {self._wanted}, "
-                    f"although its statistics {part.statistics!r} exclude this; report this, and "
-                    "set filter_parts = false meanwhile",
+                    f"although its statistics {part.statistics!r} exclude this: report this, and "
+                    "set filter_parts = false until it is fixed",
                     determinate=True,
                 )
 

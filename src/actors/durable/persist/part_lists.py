@@ -58,8 +58,8 @@ def decode_list(listed: PartList, data: bytes) -> Parts:
     folder = f"{listed.key.partition('/')[0]}/"
     if not parts or not all(part.key.startswith(folder) for part in parts if part.key):
         raise CorruptData(
-            f"part list {listed.key} is damaged: it names {len(parts)} parts, not all of its own "
-            "shard",
+            f"part list {listed.key} is damaged: it names {len(parts)} parts, and not all of them "
+            "belong to its shard",
             determinate=True,
         )
     return parts

@@ -96,7 +96,7 @@ def check_settings(conf: Mapping[str, str], partitions_max: int) -> None:
         # Whatever `spark.sql.variable.substitute` says: that setting only concerns texts.
         if _SUBSTITUTED in value:
             raise InvalidUsage(
-                f"invalid value of setting {name!r}: substitution is not supported, so it must not"
+                f"invalid value for setting {name!r}: substitution is not supported, so it must not"
                 f" contain {_SUBSTITUTED!r}"
             )
         if name in _PARTITIONS and value.strip().isdecimal() and int(value) > partitions_max:

@@ -32,8 +32,8 @@ import org.apache.spark.unsafe.types.UTF8String;
  * generics nor lambdas.
  *
  * The format is that of `TreeNode.toJSON`: a flat list of nodes, each before its children. toJSON
- * itself does not suffice: it drops the metadata of attributes (which tell which table a column
- * belongs to), `evalMode` (so that try_cast looks like cast), the ids of common expressions,
+ * itself does not suffice: it drops the metadata of attributes (which name the table that a
+ * column belongs to), `evalMode` (so that try_cast looks like cast), the ids of common expressions,
  * `Expand.projections` if they are not a List, and the types of expressions.
  */
 public class PlanDump {

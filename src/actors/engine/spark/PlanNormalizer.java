@@ -342,7 +342,7 @@ public class PlanNormalizer {
     });
   }
 
-  /** Turns a block into a single row that tells whether the block had any rows. */
+  /** Turns a block into a single row that shows whether the block had any rows. */
   private static Expression anyRow(Block block) {
     LogicalPlan below = closed(block);
     Expression one = Literal$.MODULE$.apply(Integer.valueOf(1));

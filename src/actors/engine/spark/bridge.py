@@ -76,7 +76,7 @@ class SessionBridge(ABC):
         self.session = session
 
     def cores(self) -> int:
-        """Return how many tasks Spark runs at a time, as far as it tells; else 1."""
+        """Return how many tasks Spark runs at a time; 1 if Spark does not report it."""
         return 1
 
     def columns_read(self, found: DataFrame) -> dict[str, frozenset[str]]:
@@ -272,7 +272,7 @@ class ClassicBridge(SessionBridge):
         call: str = inspector.volatileCall(parser, text, found._jdf.queryExecution().analyzed())
         if not call:
             return None
-        # The first character tells the kind of call: `@` time, session or release, `?` randomness,
+        # The first character is the kind of call: `@` time, session or release, `?` randomness,
         # `&` the clock in a temporal filter.
         return VolatileCall(call[1:], clock=call[0] in "@&", temporal=call[0] == "&")
 

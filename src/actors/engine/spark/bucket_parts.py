@@ -1,9 +1,9 @@
 """Reads parts in a bucket as frames of Spark, without copying them to the service's disk.
 
-If Spark has a connector of its own (S3A) that can read the parts, it reads Parquet through that;
-else it reads them in tasks of this package (`bucket_tasks`). Footers are read here: they tell how
-large the rows are, how to divide them into tasks, and whether any of them are retractions. Columns
-that, according to the footers, have the same value in all rows are not fetched.
+If Spark has its own connector (S3A) and can read the parts with it, it reads Parquet through that.
+Otherwise it reads them in tasks of this package (`bucket_tasks`). Footers are read here: they say
+how large the rows are, how to divide them into tasks, and whether any of them are retractions.
+Columns that, according to the footers, have the same value in all rows are not fetched.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class BucketPartScan(msgspec.Struct, frozen=True):
             for field in struct.fields
             if field.name not in fixed and (self.columns is None or field.name in self.columns)
         ]
-        if not fetched:  # Some column must tell how many rows there are.
+        if not fetched:  # Some column must give the number of rows.
             del fixed[DIFF]
             fetched = [field for field in struct.fields if field.name == DIFF]
         found = self.parts.frame(bridge, StructType(fetched), self, window)

@@ -63,7 +63,7 @@ def read_pieces(
 
     read.__name__ = name
     # A range with as many rows as the pieces have, of which each partition keeps the first. It
-    # tells Spark how large the rows are, so that it does not broadcast a table because it has few
+    # shows Spark how large the rows are, so that it does not broadcast a table because it has few
     # tasks.
     numbers = session.range(0, len(given) * span, 1, max(1, len(given)))
     return numbers.where(f"id % {span}L = 0").mapInArrow(read, struct)

@@ -162,8 +162,8 @@ def open_contents(
     sum_first: bool = False,
     read: Mapping[str, frozenset[str]] = ALL_COLUMNS,
 ) -> Iterator[OpenedSession]:
-    """Open a session in which texts may name the contents of the tables. `small` of the session
-    tells whether all rows are small, including `old`. `sum_first`: see `retry_summed_first`.
+    """Open a session in which texts may name the contents of the tables. The session's `small` is
+    true if all rows are small, including `old`. `sum_first`: see `retry_summed_first`.
     `read`: the columns to fetch of parts in a bucket, by the name of the table; for tables that are
     left out, all columns."""
     loaded = {name: load(rows, slot.parts, slot.inline_bytes_max) for name, rows in tables}

@@ -171,8 +171,7 @@ def consolidated(
 ) -> str:
     """Return SQL that sums the diffs of equal rows (at equal times) and keeps the rows whose sum
     satisfies `keep`. `exact`: the keys of columns that cannot be grouped by themselves
-    (`exact_keys`). `sum_first`: no filter above may be computed on rows that are not summed up
-    yet."""
+    (`exact_keys`). `sum_first`: keeps Spark from moving a filter on the result below the sum."""
     grouped = [key for name in names for key in exact.get(name, (quote(name),))]
     items = [f"any_value({quote(n)}) AS {quote(n)}" if n in exact else quote(n) for n in names]
     if by_time:

@@ -73,7 +73,7 @@ class LimitRendering(ABC):
             return self._select([*names, TIME, DIFF], node.changes)
         changes = self._select([*names, TIME, DIFF, "0 AS __edge"], node.changes)
         edges = self._select([*names, f"0L AS {TIME}", f"0L AS {DIFF}", "1 AS __edge"], node.edges)
-        # By rank, since a frame up to the last row would be summed up again for each row.
+        # By rank, since a frame up to the last row would be summed again for each row.
         group, order = partition_by(map(quote, node.keys)), ", ".join(node.order)
         both = self._united([changes, edges])
         ranked = f"SELECT *, rank() OVER ({group} ORDER BY {order}) AS __rank {from_rows(both)}"

@@ -62,8 +62,8 @@ _BARE: Final = frozenset(_BARE_WORDS.split())
 _MOVING_DAY: Final = re.compile(
     r"""(['"])\s*(?:now|today|yesterday|tomorrow)\b[^'"]*\1""", re.IGNORECASE
 )
-"""Literals that may denote the current day. This matches too many, since words do not tell what a
-literal is compared with."""
+"""Literals that may denote the current day. This matches too many, since the text does not show
+what a literal is compared with."""
 _QUOTED: Final = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/""", re.DOTALL
 )

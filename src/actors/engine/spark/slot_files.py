@@ -104,7 +104,7 @@ class SlotSet:
     def narrow(self, columns: Mapping[str, Sequence[int]]) -> None:
         """Keep only these slots, and of their columns only those at these positions.
 
-        A slot for which no position is given keeps its last column, which tells the number of rows.
+        A slot for which no position is given keeps its last column, which gives the number of rows.
         """
         for name in self.names - set(columns):
             self.path(name).unlink(missing_ok=True)

@@ -1,5 +1,5 @@
-"""Reads the user's `spark-defaults.conf`, in the service, whose environment tells where Spark's
-configuration is. The engine's own process does not get these variables."""
+"""Reads the user's `spark-defaults.conf`. The service does this, because its environment says where
+Spark's configuration is; the engine's own process does not get these variables."""
 
 from __future__ import annotations
 

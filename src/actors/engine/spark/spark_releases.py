@@ -69,7 +69,7 @@ def release_of(version: str) -> tuple[int, int]:
     """
     found = _VERSION.match(version)
     if found is None:
-        raise EngineUnavailable(f"invalid version of Spark {version!r}: expected a form like 4.1.0")
+        raise EngineUnavailable(f"invalid Spark version {version!r}: expected a form like 4.1.0")
     return int(found[1]), int(found[2])
 
 

@@ -81,7 +81,7 @@ TREE_NODES_MAX: Final = 100_000
 recomputed."""
 
 # Otherwise the optimizer computes constants without any row, and filters below a GROUP BY on rows
-# whose diffs are not summed up yet. The price is that filters run after joins and groupings.
+# whose diffs are not summed yet. The price is that filters run after joins and groupings.
 _ROW_BY_ROW: Final = (
     "spark.sql.optimizer.excludedRules",
     "org.apache.spark.sql.catalyst.optimizer.ConstantFolding,"
@@ -176,7 +176,7 @@ def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone
 
 
 def _summed(bridge: SessionBridge, loaded: LoadedRows) -> LoadedRows:
-    """Return the rows with the diffs of equal rows summed up, whatever their times."""
+    """Return the rows with the diffs of equal rows summed, regardless of their times."""
     schema = loaded.rows.schema
     if not loaded.is_left_to_spark:
         times = pa.repeat(pa.scalar(0, pa.int64()), loaded.table.num_rows)

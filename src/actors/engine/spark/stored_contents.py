@@ -80,7 +80,7 @@ def contents_frame(
 
 
 def _split(loaded: LoadedRows) -> _Split | None:
-    """Return which of the rows may be retractions; None if a file does not tell."""
+    """Return which of the rows may be retractions; None if a file does not say."""
     bounds = {path: diff_bounds(path) for path in loaded.files}
     known = [each for each in bounds.values() if each is not None]
     if loaded.frame is not None or len(known) < len(bounds):

@@ -190,7 +190,7 @@ class CastFinder:
         return syntax_error(self._lexed.text, start, problem, hint=hint)
 
     def _operand(self, place: int) -> int | None:
-        """Return where the operand of the ``::`` at a place starts; None if that cannot be told."""
+        """Return where the operand of the ``::`` at a place starts; None if that is not clear."""
         if place in self._starts:
             return self._starts[place]
         at = place - 1

@@ -37,7 +37,7 @@ PlaceRoles: TypeAlias = Mapping[int, str]
 - ``char column``: a type ``char(n)`` whose value is compared with a column of such a type.
 """
 PlaceFinder: TypeAlias = Callable[[list[str], Mapping[str, TableSchema]], PlaceRoles]
-"""Finds the roles of the places in such queries, given the schemas of the objects."""
+"""Finds the roles of the places in the queries of `marked_queries`, given the objects' schemas."""
 _Change: TypeAlias = (
     sql.InsertStatement | sql.UpdateStatement | sql.DeleteStatement | sql.MergeStatement
 )
@@ -47,16 +47,16 @@ _TYPE_WORDS: Final = ("DATE", "TIME", "TIMESTAMP", "TIMESTAMPTZ", "INTERVAL", "B
 
 
 def marked_queries(statement: sql.SqlStatement) -> list[str]:
-    """Return the queries of a statement with such places replaced by names; [] if there are
-    none."""
+    """Return the queries of a statement with their type-dependent places replaced by names; [] if
+    there are no such places."""
     written = _Marker()
     queries = list(_queries(statement, written))
     return queries if written.wanted else []
 
 
 def marked_length(statement: sql.SqlStatement) -> int:
-    """Return the length of the texts that `marked_queries` would read; 0 if none has such a
-    place."""
+    """Return the length of the texts that `marked_queries` would read; 0 if none of them can have
+    a type-dependent place."""
     spans: list[sql.TextSpan] = []
 
     def note(span: sql.TextSpan) -> str:
@@ -71,8 +71,8 @@ def marked_length(statement: sql.SqlStatement) -> int:
 
 
 class _Marker:
-    """Writes expressions with names in place of such places. `wanted` becomes True once there is
-    one."""
+    """Rewrites expressions with names in place of type-dependent places. `wanted` becomes True at
+    the first such place."""
 
     def __init__(self) -> None:
         self.wanted = False

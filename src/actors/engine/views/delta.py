@@ -89,7 +89,7 @@ from actors.model.plan.relational_walk import inputs_of
 from actors.model.plan.schema import TableSchema, quote
 
 HIDDEN_STATES_MAX: Final = 29
-"""Maximum number of hidden states. The bits of an int tell to which of them a row belongs: the
+"""Maximum number of hidden states. The bits of an int say to which of them a row belongs: the
 first bit is the view's, and the bit above the last state marks rows of strata that seldom have
 any."""
 SINGLE_ROW_READ: Final = "is read when the single row joined with it changes"

@@ -94,8 +94,8 @@ def with_policy(plan: DeltaPlan, policy: str) -> DeltaPlan:
     if policy == FULL and plan.temporal:
         raise QueryRejected(
             "refresh policy full is not supported for a view that compares rows with the clock:"
-            " its contents change all the time, and recomputing would be right only at some times;"
-            " remove the policy"
+            " its contents change as time passes, so they would only be correct at the times at"
+            " which the view is recomputed; remove the policy"
         )
     made = msgspec.structs.replace(plan, policy=policy)
     if policy == FULL:

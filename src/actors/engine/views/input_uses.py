@@ -1,6 +1,6 @@
 """Finds the columns and rows of its inputs that a view reads, so that all others are dropped early.
 
-Before any lookup, a step reduces its changes to the columns that the view reads and sums up equal
+Before any lookup, a step reduces its changes to the columns that the view reads and merges equal
 rows. Arrangements hold only columns and rows that are read (`arrangement.shared`). An input's
 listen task skips parts whose rows are all dropped by the view's WHERE (`persist.part_filter`).
 
@@ -53,7 +53,8 @@ class InputUse(msgspec.Struct, frozen=True):
     """Filter for rows of the state; None for all rows."""
 
     def kept(self, changes: pa.Table) -> pa.Table:
-        """Return the changes that the plan reads, with equal rows summed up. Reads every value."""
+        """Return the changes that the plan reads, with the diffs of equal rows summed. Reads
+        every value."""
         if self.changes is not None:
             changes = self.changes.passing(changes)
         # Equal rows cancel here, so an update of a column that is not read disappears before any

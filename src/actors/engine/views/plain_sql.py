@@ -1,8 +1,8 @@
 """Parses plain conditions: tests of columns joined by AND.
 
-Spark parses views and queries. Two things cannot wait for it: a plain read of one object is
-answered without an engine (`plain_read`), and a condition that the engine wrote tells which parts
-of an input need not be fetched (`input_uses`). A text that Spark might read differently raises
+Spark parses views and queries. This module is for two uses that do without it: answering a plain
+read of one object (`plain_read`), and deriving from a condition in a view's plan which parts of an
+input need not be fetched (`input_uses`). A text that Spark might read differently raises
 `NotPlain`.
 """
 

@@ -196,7 +196,7 @@ def _arguments(plan: AggregationNode, rows: JoinedRows) -> dict[str, str]:
 
 
 def _read_above(plan: AggregationNode, rows: JoinedRows) -> frozenset[str]:
-    """Return the columns of the join that are read otherwise than as an argument."""
+    """Return the columns of the join that are read other than as an aggregate's argument."""
     grouped = _words(key.expression for key in plan.keys)
     if rows.between is not None:
         grouped = _words(c.expression for c in rows.between if c.name in grouped)

@@ -32,7 +32,7 @@ class RangeLookup(NamedTuple):
     """Position of the table among the inputs of the join."""
     input_index: int
     columns: Ids
-    """The table's own names of the compared columns."""
+    """The table's own names for the compared columns."""
     bounds: Ids
     """Columns of the single row: each is the bound of the column at the same position."""
 

@@ -96,7 +96,8 @@ class ScanOperator(ViewOperator):
         return (frozenset(ids[own] for own in key),) if key and set(key) <= set(ids) else ()
 
     def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
-        """Return the table's own names of the columns."""
+        """Return the position of the table among the view's inputs, and its own names for the
+        columns; None if they include a column that is not the table's."""
         if not all(id_ in self._own for id_ in ids):
             return None
         return self.input_index, tuple(self._own[id_] for id_ in ids)

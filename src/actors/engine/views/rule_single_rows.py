@@ -89,8 +89,8 @@ def _packed(
     kept = StoredRowsOperator(context, UnionOperator(context, padded), types, bounded=True)
     count = f"{context.prefix()}rows"
     calls = [AggregateCall(id_, "max", id_, types[id_], types[id_]) for id_ in kept.columns]
-    # The count tells whether all rows exist: by its values, a row of NULLs looks like a missing
-    # row.
+    # The count shows whether all rows exist. The values alone do not: a row of NULLs looks like a
+    # missing row.
     calls.append(AggregateCall(count, "count", None, "bigint"))
     found = RecomputeOperator(context, AggregationNode(plan, (), tuple(calls)), kept)
     return FilterOperator(context, FilterNode(plan, f"{count} = {len(rows)}"), found)

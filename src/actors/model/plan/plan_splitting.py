@@ -7,8 +7,8 @@ are one statement with a WITH clause, and each is analysed once.
 
 `split_statements` determines which strata to run separately, so that their rows replace them in
 later plans, no plan has more than `nodes_max` nodes, and no large part is computed twice. Most
-steps are a single statement. `statement_sizes` tells in advance whether a plan is too large even
-when split.
+steps are a single statement. `statement_sizes` determines in advance whether a plan is too large
+even when split.
 """
 
 from __future__ import annotations

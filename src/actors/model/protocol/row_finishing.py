@@ -141,7 +141,7 @@ def _first(batches: Iterator[pa.RecordBatch], wanted: int) -> Iterator[pa.Record
 
 
 def _top(tables: Sequence[pa.Table], finishing: RowSetFinishing, wanted: int) -> pa.Table:
-    """Return the first rows in order whose weights sum up to at least `wanted`."""
+    """Return the first rows in order whose weights add up to at least `wanted`."""
     rows = pa.concat_tables(tables)
     order = _order(rows, finishing.order_by)
     weights = np.cumsum(rows[DIFF].to_numpy()[order.to_numpy()])

@@ -1,10 +1,10 @@
-"""Several replicas in one process: whole clusters, each below an actor of its own.
+"""Runs several replicas in one process, each with a complete cluster under its own actor.
 
-A *host* is the actor at the top of one replica; workers, adapters and acceptors are its children. A
-crash that their restart policies do not handle crashes the host, which stops the whole replica and
-restarts it after a delay. Other replicas and the controller only see a lost connection. Replicas
-share the stores and the engine of the process. Each has its own actors, scratch folder,
-arrangements, and names of jobs and plans.
+A *host* is the actor at the top of one replica; workers, adapters and acceptors are its children.
+If a child crashes and its restart policy does not handle the crash, the host crashes too. This
+stops the whole replica and restarts it after a delay. Other replicas and the controller only see a
+lost connection. Replicas share the stores and the engine of the process. Each has its own actors,
+scratch folder, arrangements, and names of jobs and plans.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class DataflowInput:
         self.reading = SnapshotProgress()
         """Progress of reading the snapshot."""
         self._groups: dict[int, _Group] = {}
-        """Descriptions whose pieces are not all done, by number."""
+        """Descriptions with unfinished pieces, by number."""
         self._described = 0
         """Number of descriptions so far."""
         self._filtered = FilteredParts(0, 0, 0)

@@ -100,7 +100,7 @@ async def restore(
                 hydrating()
                 await _hydrate(engine, persist, description, export, as_of, upper, name)
                 rows = await _rows(persist, description, as_of + 1)
-                # Adopting existing contents does not tell what computing them would cost.
+                # Adopting existing contents does not show what computing them would cost.
                 if not (export.taken_shard and upper == export.rebuilt_at):
                     chooser.recomputed(rows, engine.clock.monotonic_ms() - started)
             upper, as_of = await _find_start(persist, description, export)

@@ -15,8 +15,8 @@ Theory of operation. A dataflow advances its lower frontier `lo` in steps ``[lo,
 5. *installing*: arrangements and readers get the delta, and then `lo` becomes `hi`.
 
 A replica that has lost a race *stands by* at its next steps: it waits a while for another replica's
-append and follows it; if none comes, it computes the step. It no longer stands by once it commits
-first. So one of several replicas computes, and the others stay ready.
+append and follows it; if none comes, it computes the step. It stops standing by once it wins a
+race. So one of several replicas computes, and the others stay ready.
 
 A *paced* dataflow keeps gathering after a step until the next one is due, unless its parts fill the
 budget or change nothing. A step without updates skips 3 and only advances the frontier. The output

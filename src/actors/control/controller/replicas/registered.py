@@ -1,8 +1,8 @@
-"""Replicas in processes of their own, which register in the stores.
+"""Replicas in separate processes, which register themselves in the stores.
 
-They come and go on their own: the registrations are read every `heartbeat_ms`. Sources and sinks
-run on one of them until it cannot be reached. The storage halves of the others are told to run
-nothing, over a connection that is held as long as the one to their compute half.
+They may come and go: the registrations are read every `heartbeat_ms`. Sources and sinks run on one
+of them until it cannot be reached. The storage halves of the others are told to run nothing, over a
+connection that lasts as long as the one to their compute half.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ log = logging.getLogger("penstock.controller")
 
 
 class PairedClient(CheckedClient):
-    """A connection to a compute half, and one to the storage half of the same replica that ends
-    with it."""
+    """A connection to a replica's compute half, and one to its storage half. When the first ends,
+    so does the second."""
 
     def __init__(
         self, inner: ClusterClient, settings: Settings, beside: ReplicaClient | None

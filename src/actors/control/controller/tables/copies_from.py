@@ -137,9 +137,9 @@ class CopiesFrom(OpenRequests[_Copy]):
             raise InvalidUsage("this service cannot read external files")
         check_options(request.format, request.options)
         if not request.path:
-            raise InvalidUsage("invalid path of the files: it is empty")
+            raise InvalidUsage("the path of the files must not be empty")
         if not 0 < len(request.uuid.encode()) <= TOKEN_BYTES_MAX:
-            raise InvalidUsage(f"invalid uuid of the copy: expected 1 to {TOKEN_BYTES_MAX} bytes")
+            raise InvalidUsage(f"invalid uuid for the copy: expected 1 to {TOKEN_BYTES_MAX} bytes")
         # Otherwise both could find that the uuid is new, and append it twice.
         if any(each.request.uuid == request.uuid for each in self._copies.values()):
             raise ResourceBusy(

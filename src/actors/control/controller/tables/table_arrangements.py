@@ -211,7 +211,7 @@ class TableArrangements:
         def build() -> Arrangement:
             made = Arrangement(directory, target.schema, lookup_key(target.schema))
             made.insert(updates, upper)
-            # A snapshot has no history: everything before it is summed up.
+            # A snapshot has no history: everything before it is summed.
             made.allow_compaction(max(0, upper - 1))
             return made
 

@@ -81,7 +81,7 @@ class FunctionSignature(msgspec.Struct, frozen=True):
 
 
 def json_letters(values: Iterable[TypedSql]) -> str:
-    """Return a letter for each value that tells JSON functions its kind: b for a Boolean, j for
+    """Return a letter for each value that gives its kind to JSON functions: b for a Boolean, j for
     JSON, a record or an array, x for any other value."""
     letters = []
     for value in values:

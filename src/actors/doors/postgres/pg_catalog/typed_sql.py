@@ -1,7 +1,7 @@
 """SQL expressions for SQLite with the PostgreSQL types of their values, and casts between types.
 
 SQLite has no Booleans, arrays or `regclass`. Booleans are 0 and 1, arrays and composites are JSON,
-and values of types such as `regclass` are OIDs. Only the type tells which is meant, so every
+and values of types such as `regclass` are OIDs. Only the type distinguishes them, so every
 expression has one.
 """
 

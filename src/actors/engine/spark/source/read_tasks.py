@@ -1,7 +1,7 @@
 """Divides a read into tasks, and its rows into those that must be summed and all others. Pure.
 
 The diffs of a row may be in several parts: an insertion in one, its deletion in another. Only their
-sum tells whether the row exists, so a task that returns such a row must have seen all of them. But
+sum shows whether the row exists, so a task that returns such a row must have seen all of them. But
 a row **without** negative diffs needs no sum: each part's updates of it can be returned where they
 are read. So the rows are divided by their hash:
 

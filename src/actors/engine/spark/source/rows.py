@@ -170,7 +170,7 @@ class UpdateSum:
         self._limit = rows_max
 
     def add(self, updates: pa.Table) -> None:
-        """Add updates, and sum up what is held if it exceeds the limit."""
+        """Add updates, and consolidate all held updates if they exceed the limit."""
         self._held.append(updates)
         self._rows += updates.num_rows
         if self._rows > self._limit:
