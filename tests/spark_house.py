@@ -1,4 +1,4 @@
-"""A service with both doors on real Spark, in a thread of its own."""
+"""A service with both doors on real Spark, in a separate thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OBJECTS: Final = "penstock.objects"
 
 
 class SparkHouse:
-    """A service in a thread of its own, and clients of it.
+    """A service in a separate thread, and clients of it.
 
     The fixture `spark_house` is one for all tests of a process; each file of tests finds it empty.
     """

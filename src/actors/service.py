@@ -259,7 +259,7 @@ class Service:
         self, stack: AsyncExitStack, persist: PersistClient, scratch: Path
     ) -> None:
         """Start everything that this role runs here. `ReplicaService` overrides it for a replica in
-        a process of its own."""
+        a separate process."""
         settings, clock = self.settings, self._clock
         found = await boot.load(persist)
         # Bind before the engine starts, so that an address in use fails at once.
@@ -332,7 +332,7 @@ class Service:
         return system, self._engine(system, own, scratch / "engine")
 
     def _separates_queries(self) -> bool:
-        """Return whether queries run in a Spark of their own. A test's engine serves both."""
+        """Return whether queries run in a separate Spark. A test's engine serves both."""
         own = has_query_engine(self.settings, machine_memory_bytes())
         return own and self._engine is start_spark and self.settings.role != "replica"
 
@@ -608,7 +608,7 @@ def _state_locations(settings: Settings) -> str:
     return ", ".join([settings.state_dir, *urls])
 
 
-# -- a replica in a process of its own -------------------------------------------------------------
+# -- a replica in a separate process ---------------------------------------------------------------
 
 _WILDCARDS: Final = ("0.0.0.0", "::")
 _REMOVAL_SECONDS: Final = 2.0
@@ -648,7 +648,7 @@ def storage_address(settings: Settings) -> Place:
 
 
 class ReplicaService(Service):
-    """One replica in a process of its own; used like a `Service`.
+    """One replica in a separate process; used like a `Service`.
 
     It opens the stores without taking them over (`persist.replica_fence`), serves both halves of
     the replica protocol, and registers its address so that a controller finds it. If one of its

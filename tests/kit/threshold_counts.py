@@ -2,7 +2,7 @@
 
 `ThresholdCounting` is a pytest plugin, registered by a conftest. It names a folder in the
 environment, in which every process of the run keeps its counts (`actors.runtime.threshold_probes`):
-the processes of pytest-xdist, services in processes of their own, and engines. At the end it adds
+the processes of pytest-xdist, services in separate processes, and engines. At the end it adds
 them up. A *full run* (``--whole``; no path, no ``-k``, ``-m`` or ``--lf``; all tests passed)
 reports each side that was never taken, and fails if `REQUIRED_VARIABLE` is 1. Its counts are kept
 in pytest's cache. ``--thresholds`` prints the counts of any run. If the environment variable is set

@@ -2,7 +2,7 @@
 
 Run: ``python tests/proof/controller_campaign.py [--kills 100] [--seed 1] …``. This process holds
 the cluster (shards and engine in memory, two workers, a listener on loopback) and writes to a
-table all the time. The controller is a process of its own (``controller_script.py``): it creates
+table all the time. The controller is a separate process (``controller_script.py``): it creates
 and drops indexes, views and subscribes, compacts, peeks and follows, and checks every answer, for
 the table's contents at a time are a formula. It is killed with SIGKILL at any moment, and the next
 one goes on from the catalog that it left.

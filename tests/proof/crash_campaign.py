@@ -48,7 +48,7 @@ PLAYED = "played"
 
 
 class Service:
-    """The service as a process of its own, killed and started again at the same address."""
+    """The service as a separate process, killed and started again at the same address."""
 
     def __init__(self, state: Path, port: int) -> None:
         self.state = state

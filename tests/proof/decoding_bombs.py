@@ -2,7 +2,7 @@
 
 Run: ``python tests/proof/decoding_bombs.py [--bombs 10] [--seed 1] [--bound 33554432]``.
 
-For each format it draws bombs, and has a process of their own read them all, one after another,
+For each format it draws bombs, and has a separate process read them all, one after another,
 with `file_decoded_bytes_max` at the bound (and a record of an eighth of it). Each must be refused
 with an error that names the file and the setting, before Spark is asked; the process must not grow
 by more than twice the bound; and files beside them are read. Exit status 1 when anything differs.

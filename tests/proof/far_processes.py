@@ -1,4 +1,4 @@
-"""Processes that see no file of one another: each in a mount namespace and a folder of its own.
+"""Processes that see no file of one another: each in its own mount namespace and folder.
 
 All folders lie below one, the *ground*. Over the ground each process has an empty file system, in
 which its own folder alone stands; the program's code and Python are seen by all of them, as an
@@ -54,7 +54,7 @@ def hidden_ground(folder: Path) -> Path:
 
 
 class ApartProcess:
-    """One process in a folder and a namespace of its own, which can be killed and started again."""
+    """One process in its own folder and namespace, which can be killed and started again."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""One of a far service's two stores as a process of its own, which may go away and come back.
+"""One of a far service's two stores as a separate process, which may go away and come back.
 
 Run: ``python tests/proof/far_store.py s3|postgres``. It prints ``serving ADDRESS`` and obeys lines
 of its input: ``away`` (every connection is cut, and none is accepted) and ``back`` (on the same

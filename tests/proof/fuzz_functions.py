@@ -3,7 +3,7 @@
     .venv/bin/python tests/proof/fuzz_functions.py [--seconds 600] [--seed 1] [--json FILE]
         [--python .venv/spark/4.1/bin/python] [--without-strace]
 
-A service runs as a process of its own, with a secret in its environment, in a property of its JVM
+A service runs as a separate process, with a secret in its environment, in a property of its JVM
 and in a file. A role with LOGIN alone calls each of Spark's built-in functions in turn, with drawn
 arguments that name the file, a folder, a port, a host and a class (`function_calls`). Meanwhile
 `strace` watches all processes of the service: no call of theirs may name any of these, none may

@@ -38,7 +38,7 @@ MIB = 1 << 20
 
 async def serve(place: Path) -> None:
     """The service, until stdin ends."""
-    # Compaction of what was just written takes memory of its own, at a time of its own.
+    # Compaction of what was just written takes memory of its own, at its own time.
     settings = Settings(state_dir=str(place), listen="127.0.0.1:0", batches_per_shard_max=1_000_000)
     service = Service(settings, engine=lambda system, *_: system.spawn(InMemoryExecutor, "engine"))
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, give_back)

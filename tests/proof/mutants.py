@@ -115,7 +115,7 @@ def modules_of(actors: Path) -> dict[str, Path]:
 def draw(rooms: Mapping[str, list[Mutation]], count: int, seed: int) -> list[Mutation]:
     """Draw mutants of all rooms. Each room has `ROOM_MUTANTS_MIN`, and its part of the others.
 
-    A room's mutants come from an order of its own, which depends on the seed and on its mutations
+    A room's mutants come from its own order, which depends on the seed and on its mutations
     alone. A change of another room only moves the place at which that order is cut off.
     """
     drawn = []

@@ -3,7 +3,7 @@
     .venv/bin/python tests/proof/network_campaign.py [--runs 20] [--seed 1] [--seconds 5]
 
 Each run starts a service (engine in memory; every other seed with TLS and tokens), and speaks to
-it only through `tests.kit.proxy`: writers insert rows of their own, readers peek a table and
+it only through `tests.kit.proxy`: writers insert their own rows, readers peek a table and
 a view over it, subscribers follow both and resume by their frontier. Meanwhile the network is
 cut, vanishes, is delayed, throttled, half-closed, or one side is no longer read, as the seed says.
 

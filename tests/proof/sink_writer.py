@@ -169,7 +169,7 @@ async def main(place: Path, drain: bool) -> None:
             done = await persist.append([ShardAppend(SHARD, upper, until, tuple(parts))])
             assert isinstance(done, AppendCommitted)
             upper = until
-            if len(owner.uppers) == len(SINKS):  # they have holds of their own
+            if len(owner.uppers) == len(SINKS):  # they have their own holds
                 await persist.set_hold(SHARD, "us", upper - 1)
             await persist.maintain(SHARD)
             if system.random.random() < 0.2:

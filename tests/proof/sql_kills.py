@@ -107,7 +107,7 @@ class SqlCampaign:
             await self.service.end()
 
     async def _follow(self) -> None:
-        """Follows a query on a connection of its own, as long as the service lives."""
+        """Follows a query on a separate connection, as long as the service lives."""
         try:
             async with await self.service.connect() as db, db.cursor() as cursor:
                 text = f"COPY (SUBSCRIBE ({FOLLOWED})) TO STDOUT"

@@ -3,7 +3,7 @@
 Run: ``python tests/proof/wal_crash.py [--kills 200] [--seed 1] [--fault NAME] [--faults]``.
 
 Three acceptors (`penstock wal serve`, which know one another as peers) and a proposer
-(`wal_crash_proposer.py`: ten workers, each record a transfer) are processes of their own. A seeded
+(`wal_crash_proposer.py`: ten workers, each record a transfer) are separate processes. A seeded
 dice says after how many acknowledged transfers, and how much later, whom the next strike hits: one
 acceptor, two, all, the proposer, it and acceptors; or two acceptors are stopped (SIGSTOP) for a
 moment before all are killed, and the third, which was faster, stays away. One acceptor may stay

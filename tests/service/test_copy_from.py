@@ -155,7 +155,7 @@ async def test_all_rows_come_at_one_time_while_others_write(
                 "t", str(tmp_path / "in"), "parquet", columns=["id", "s"], progress=seen.append
             )
         assert (done.rows, done.repeated) == (500, False)
-        assert done.time not in written, "it has a time of its own"
+        assert done.time not in written, "it has its own time"
         found = await client.peek("t", as_of=done.time)
         copied = [row for row in found.to_pylist() if row["s"] != "w"]
         assert Counter((row["id"], row["s"]) for row in copied) == rows_of(range(500))

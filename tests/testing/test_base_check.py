@@ -100,7 +100,7 @@ async def test_what_is_wrong_in_the_base_alone_is_found(stays: bool, tmp_path: P
 def test_the_last_time_is_written_unless_the_base_stays(
     times: tuple[int, ...], stays: bool, ends: set[tuple[int, ...]]
 ) -> None:
-    """A base that stays has changes in a step of their own, where there is a time for it."""
+    """A base that stays has changes in a separate step, where there is a time for it."""
     found = [_three_groups(times, random.Random(seed), stays=stays) for seed in range(50)]
     assert {tuple(group[-1] for group in groups) for groups in found} == ends
 

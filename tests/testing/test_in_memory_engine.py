@@ -60,7 +60,7 @@ class Bench:
 
 
 def with_bench(body: Callable[[Bench], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-    """A test with an engine of its own, started and stopped in the test's own task."""
+    """A test with a separate engine, started and stopped in the test's own task."""
 
     async def test() -> None:
         with anyio.fail_after(30):

@@ -1,4 +1,4 @@
-"""Three acceptors, each in a process of its own, on real disks: one is killed, comes
+"""Three acceptors, each in a separate process, on real disks: one is killed, comes
 back without what it missed, and then must do for the one that is killed next."""
 
 from __future__ import annotations

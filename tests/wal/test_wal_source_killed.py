@@ -1,4 +1,4 @@
-"""From `penstock wal push` to a service's table, each in processes of its own: three acceptors, one
+"""From `penstock wal push` to a service's table, each in separate processes: three acceptors, one
 of which is killed, and a service that is killed over and over."""
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     state_bytes_max: int = 256 * 1024
     """Size of a shard's document; close to it, appends wait for compaction."""
     part_list_parts_min: int = 16
-    """A batch of at least this many parts is described in a blob of its own instead of the shard's
+    """A batch of at least this many parts is described in a separate blob instead of the shard's
     document."""
     part_statistics_bytes_max: int = 1024
     """Size of a part's statistics (minimum and maximum of columns) in the shard's document."""
@@ -268,7 +268,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     this is halved. A step of one timestamp cannot be split."""
     arrangement_lag_bytes_max: int = 256 * 1024 * 1024
     """Bytes of a shared arrangement that one lagging dataflow may keep from being compacted. Beyond
-    this, the dataflow continues alone on an arrangement of its own."""
+    this, the dataflow continues alone on its own arrangement."""
     arrangement_slack_ms: int = 1_000
     """Distance of a shared arrangement's since behind its users, so that new dataflows can join."""
     eager_aggregation_rows_min: int = 1_000
@@ -468,7 +468,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """File of bearer tokens, one a line. A service accepts all of them, a client sends the first;
     empty: no tokens."""
     cluster_token_file: str = ""
-    """The same for the replica protocol."""
+    """Like `token_file`, but for the replica protocol."""
 
     # roles and rights; see `actors.control.access`
     roles_required: bool = False

@@ -1,7 +1,7 @@
 """Stores in which `check-views` keeps the shards of one script.
 
 Documents are in memory. Blobs are where the caller says, unless the setting `blob_url` is set: then
-they are there, in a folder of their own, as a service's would be, and a Spark on other machines
+they are there, in a separate folder, as a service's would be, and a Spark on other machines
 reads and writes them. They are deleted at the end.
 """
 

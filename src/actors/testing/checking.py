@@ -339,8 +339,8 @@ class CheckedScript:
     async def _expected_at(
         self, name: str, times: Sequence[int], found: Mapping[str, Mapping[int, Bag | None]]
     ) -> Mapping[int, Bag | None]:
-        """Return the reference at some times; contents of undetermined views below come from
-        `found`."""
+        """Return the view's contents according to plain Spark at some times, None at a time in
+        error. The contents of undetermined views below it come from `found`."""
         if name in self._expected:
             return self._expected[name]
         contents = {time: self._input_contents(self.plans[name], time, found) for time in times}
@@ -544,8 +544,8 @@ class CheckedScript:
             result.settings = "; ".join(f"{at}: {what}" for at, what in self._settings_text.items())
 
     def _expectations(self) -> list[ScriptExpectation]:
-        """Return the expectations that apply to this engine: one that only parses may have modes of
-        its own."""
+        """Return the expectations that apply to this engine: one that only parses may have its own
+        modes."""
         everything = self.script.expectations
         if not self._engine.parses:
             return [each for each in everything if not each.parsed]

@@ -3,7 +3,7 @@
 A relation consists of its columns (name, Spark type) and its updates (values, time, diff). Joins
 compare with SQL's ``=`` (NULL matches nothing) or null-safe. Groups and rows compare null-safe. In
 groups and keys, NaN equals itself and -0.0 equals 0.0; rows compare by their bits (`frozen` gives
--0.0 a value of its own, and NaN one object).
+-0.0 its own value, and NaN one object).
 
 The global aggregate (no keys): the step that hydrates it, recognised by ``lo == 0``, touches its
 group at the interval's last time even without input, so that its one row exists from then on.
@@ -72,7 +72,7 @@ class FrozenDict(dict[str, Any]):
 
 
 class _NegativeZero(float):
-    """The value -0.0: equal to 0.0 as a number, but a value of its own."""
+    """The value -0.0: equal to 0.0 as a number, but a distinct value."""
 
     def __eq__(self, other: object) -> bool:
         return other is self

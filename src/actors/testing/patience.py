@@ -13,7 +13,7 @@ from typing import Final
 PATIENCE_S: Final = 300
 PATIENCE_MS: Final = PATIENCE_S * 1000
 PROGRAM_S: Final = 800
-"""The same for a program that runs to its end; less than pytest's own limit per test, 900 s."""
+"""Time limit for a program that runs to its end; less than pytest's own limit per test, 900 s."""
 
 
 def growing_deadlines_ms(first_ms: int = 2_000) -> Iterator[int]:

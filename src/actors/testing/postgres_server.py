@@ -1,7 +1,7 @@
 """A private PostgreSQL server for tests and benchmarks: initialised, started, killed, restarted.
 
 PostgreSQL refuses to run as root: then it runs as ``postgres`` or ``nobody``. It listens on a Unix
-socket in a folder of its own, and on a port of the loopback interface that stays reserved for it
+socket in a separate folder, and on a port of the loopback interface that stays reserved for it
 while it is down.
 """
 

@@ -116,7 +116,7 @@ async def push(
             if ours != payload:
                 raise WalRefused(
                     f"the record after {lsn_text(done.lsn)} is not line {number}:"
-                    " another writer has appended, or the input is not the same"
+                    " another writer has appended to the log, or the input has changed"
                 )
         done = LinesPushed(done.lines + len(held), start_lsn)
         await log.committed(start_lsn)

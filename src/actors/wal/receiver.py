@@ -376,7 +376,7 @@ class WalReceiver(Actor[_ReceiverMessage]):
     async def _crashed(self) -> PenstockError:
         """Return why the acceptor ended without a report."""
         try:
-            # Sending to an actor that has ended raises the reason of its end.
+            # Sending to an actor that has ended raises the reason why it ended.
             await self._acceptor.send(ReceiverDisconnected())
         except (ResourceClosed, ConnectionBroken) as error:
             return ActorDead(f"{error}; unanswered messages may have been processed: connect again")

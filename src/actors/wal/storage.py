@@ -7,7 +7,7 @@ the file already has). All are 0 while the log is empty.
 
 After an error of the disk the log is *broken*: everything except reading is refused until it is
 opened again, when `recover` finds its end. Not thread-safe, except for `read` and `prepare`: these
-use files of their own and may run concurrently with one other call.
+use their own files and may run concurrently with one other call.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class FileWal:
         self._write_lsn = self._write_record_lsn = end_lsn
         """LSN after the last byte, and after the last complete record, that was written."""
         self._flush_lsn = self._flush_record_lsn = end_lsn
-        """The same for what is on disk."""
+        """LSN after the last byte, and after the last complete record, that is on disk."""
         self._file: OpenFile | None = None
         """Open file of the segment at `write_lsn`; None before the first write to it."""
         self._broken = ""

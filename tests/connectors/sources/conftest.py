@@ -38,7 +38,7 @@ async def db(postgres: PostgresServer) -> AsyncIterator[House]:
 
 @pytest.fixture
 def uvloop_run() -> Callable[[Callable[[], Awaitable[None]]], None]:
-    """Runs something on a loop of uvloop's, in a thread of its own."""
+    """Runs something on a loop of uvloop's, in a separate thread."""
 
     def run(scenario: Callable[[], Awaitable[None]]) -> None:
         async def whole() -> None:

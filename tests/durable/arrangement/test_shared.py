@@ -408,7 +408,7 @@ def test_a_laggard_is_detached_and_does_not_hold_up_compaction() -> None:
         assert held.arrangement.rows <= 2
         slow.close()
         again = shared.open("s", ("k",), PAIRS, 1)
-        assert again.upper == 0, "an arrangement of its own"
+        assert again.upper == 0, "its own arrangement"
         assert fill(again, shard)
         shard.check(again, [1])
         shard.check(fast, [1])

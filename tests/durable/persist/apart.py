@@ -1,4 +1,4 @@
-"""Services in processes of their own, on stores by URL; see `serving.py`."""
+"""Services in separate processes, on stores by URL; see `serving.py`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def given(tmp_path: Path, name: str, urls: dict[str, str]) -> dict[str, Any]:
 
 
 class Apart:
-    """A service in a process of its own."""
+    """A service in a separate process."""
 
     def __init__(self, tmp_path: Path, urls: dict[str, str], name: str, **more: Any) -> None:
         script = Path(__file__).with_name("serving.py")

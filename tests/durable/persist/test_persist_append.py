@@ -117,7 +117,7 @@ async def test_shards_are_created_and_dropped_with_other_documents(client: Persi
     with pytest.raises(UnknownObject):
         await client.upper("s")
     assert await client.create_shards([], [CompareAndSet("oracle", None, b"")])
-    with pytest.raises(InvalidUsage, match="invalid name of a shard"):
+    with pytest.raises(InvalidUsage, match="invalid shard or blob name"):
         await client.create_shards([NewShard("../s", SCHEMA)])
 
 

@@ -1,4 +1,4 @@
-"""A replica in a process of its own writes for the owner that commands it, and for no other."""
+"""A replica in a separate process writes for the owner that commands it, and for no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A controller and its replicas as processes of their own: any of them is lost, and what is read
+"""A controller and its replicas as separate processes: any of them is lost, and what is read
 stays exact."""
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ async def test_what_no_role_can_be_is_refused_with_what_to_do(tmp_path: Path) ->
     for role, wrong, text in (
         ("replica", {"cluster_listen": "127.0.0.1:0"}, "needs consensus_url and blob_url"),
         ("controller", stores | {"blob_url": "mem:x"}, "stores that all processes"),
-        ("controller", stores | {"replicas": 2}, "a process of its own"),
+        ("controller", stores | {"replicas": 2}, "a separate process"),
         ("controller", stores | {"cluster_listen": "127.0.0.1:0"}, "are only for a replica"),
         ("replica", stores, "needs cluster_listen"),
         (

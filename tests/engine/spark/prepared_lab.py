@@ -118,7 +118,7 @@ def contents(answer: RowsDone) -> list[str]:
 
 
 class Seat:
-    """A dataflow of its own with a thread of its own: its rows carry its number."""
+    """A dataflow of its own with a separate thread: its rows carry its number."""
 
     def __init__(self, engine: SparkEngine, number: int) -> None:
         self.engine = engine

@@ -1,4 +1,4 @@
-"""Queries in a Spark of their own: what one of them does to it, no view sees."""
+"""Queries in a separate Spark: what one of them does to it, no view sees."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ KILLER = "SELECT k, length(repeat('x', n)) AS l FROM t"
 
 @asynccontextmanager
 async def service(folder: Path) -> AsyncIterator[tuple[Client, anyio.abc.Process]]:
-    """A service in a process of its own, which dies by SIGKILL at the end."""
+    """A service in a separate process, which dies by SIGKILL at the end."""
     command = [
         sys.executable,
         "-m",

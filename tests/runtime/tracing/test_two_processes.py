@@ -1,4 +1,4 @@
-"""Service, client and engine, each a process of its own, before a receiver of real protobufs."""
+"""Service, client and engine, each a separate process, before a receiver of real protobufs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Writes the files of one copy through a sink's storage: all of them or none.
 
-Theory of operation. A copy's files are in a folder of their own, ``copy-ID-ATTEMPT``, and are not
+Theory of operation. A copy's files are in a separate folder, ``copy-ID-ATTEMPT``, and are not
 visible until ``_manifest.json`` next to that folder names them. They are staged like a sink's
 files. The manifest is written last, replacing the one that existed at the start
 (`SinkStorage.replace`). In a local folder, a lock admits one copy at a time. In a bucket, one of

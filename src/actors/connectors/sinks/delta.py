@@ -54,7 +54,7 @@ from actors.connectors.sinks.delta_log import WRITER, DeltaCommit, check_others,
 log = logging.getLogger("penstock.sinks")
 
 _ATTEMPTS_MAX: Final = 20
-"""Attempts of one commit while others commit first."""
+"""Maximum attempts at one commit while other writers keep committing before it."""
 _VACUUM_MS: Final = 3_600_000
 _LOG: Final = "_delta_log"
 

@@ -1,7 +1,7 @@
 """All kinds of sources: their configuration classes and factories.
 
-To add a kind, write its configuration (a tagged `SourceConfig`) and its source class in a file of
-their own, and add them to `_MAKERS`.
+To add a kind, write its configuration (a tagged `SourceConfig`) and its source class in a separate
+file, and add them to `_MAKERS`.
 """
 
 from __future__ import annotations

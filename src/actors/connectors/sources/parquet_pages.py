@@ -131,7 +131,7 @@ def read_pages(file: BinaryIO, column: Any, kind: ColumnKind, page_bytes_max: in
             dictionary_bytes, longest = _dictionary(file, at, header, column, kind)
         elif header.kind in (_DATA, _DATA_V2):
             encoding = header.details.get(2 if header.kind == _DATA else 4, PLAIN)
-            # These pages have a count of their own, for which the reader allocates memory.
+            # These pages have their own count, for which the reader allocates memory.
             if encoding in (_DELTA_LENGTHS, DELTA_TEXTS):
                 _check_delta(file, at, header, column, kind)
             pages.append(DataPage(values, header.bytes, encoding))

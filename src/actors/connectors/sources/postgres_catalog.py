@@ -549,7 +549,7 @@ def leaf_fault(table: PostgresTable, leaf: LeafPartition) -> str:
         return f"partition {leaf.relation} is unlogged: run ALTER TABLE {leaf.relation} SET LOGGED"
     if leaf.identity == "f" or leaf.identity == "n":
         return ""  # without an identity the server rejects updates and deletes
-    # Each partition has a replica identity of its own, which is the one that the server uses.
+    # Each partition has its own replica identity, which is the one that the server uses.
     if table.identity == "f" or set(leaf.key) != set(table.key):
         identity = f"({', '.join(leaf.key)})" if leaf.key else "nothing"
         return (

@@ -11,8 +11,8 @@ with its state when the table was filled or last checked (`judge`). The rules:
   NULL, a rename and a rename back), names are trusted only if the stream lists all original columns
   exactly as the catalog does, in its order.
 - If a bound column is dropped, renamed or changes its type, its table fails.
-- If rows change in a way that the stream does not report, the table is refilled from a snapshot of
-  its own. Examples: a partition that is detached, emptied, or attached with rows; a rewrite
+- If rows change in a way that the stream does not report, the table is refilled from a separate
+  snapshot. Examples: a partition that is detached, emptied, or attached with rows; a rewrite
   together with an altered column; a renamed enum label; changes that the publication may have left
   out.
 - In doubt, assume that it changed.

@@ -381,7 +381,7 @@ async def survey(wire: PostgresConnection, oids: Sequence[int], name: str) -> Ca
 
 
 async def survey_now(wire: PostgresConnection, oids: Sequence[int], name: str) -> CatalogSurvey:
-    """Read the same as `survey`, in a transaction of its own."""
+    """Read the same as `survey`, in a separate transaction."""
     await wire.query("ROLLBACK")  # a cancelled call may have left a transaction open
     await wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     found = await survey(wire, oids, name)

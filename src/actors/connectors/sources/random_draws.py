@@ -72,7 +72,7 @@ class DrawStream:
         ends = np.cumsum(lengths)
         firsts = np.repeat(ends - lengths, lengths)
         places = np.arange(ends[-1], dtype=np.int64) - firsts
-        # Letters are draws of their own, numbered by the text and the position in it.
+        # Letters are separate draws, numbered by the text and the position in it.
         of = np.repeat(numbers * length_max, lengths) + places
         chosen = DrawStream(int(self._key), "letters").below(of, len(letters))
         data = np.frombuffer(letters, np.uint8)[chosen]

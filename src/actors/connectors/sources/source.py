@@ -102,7 +102,7 @@ def hint_of(error: Exception) -> str:
 
 
 class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of a source. Each kind has a class of its own, tagged with its name."""
+    """Options of a source. Each kind has its own class, tagged with its name."""
 
     def check(self) -> None:
         """Raise `InvalidUsage`, which names the invalid option."""

@@ -3,8 +3,8 @@
 Theory of operation. Orders are numbered in the order of their creation. The first ones are the
 benchmark's own, which `tpchgen-cli` writes as Parquet files into the scratch folder; later ones are
 generated here (`NewOrders`). Refresh function 1 (even events) appends to this range, and refresh
-function 2 (odd events) removes from its start, both including lineitems. Each is a transaction of
-its own. After each pair there are as many orders as initially.
+function 2 (odd events) removes from its start, both including lineitems. Each is a separate
+transaction. After each pair there are as many orders as initially.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Retained history: how far behind its upper each shard keeps its since.
 
 Every shard of an object has a durable hold, with the holder `RETAIN`, at ``max(0, upper -
-retain_history_ms)``. Reads and dataflows have holds of their own; a shard's since is the minimum of
+retain_history_ms)``. Reads and dataflows have their own holds; a shard's since is the minimum of
 all.
 
 A hold never goes back, and a closed shard (empty upper) keeps its hold. Pure: `move` returns where

@@ -164,7 +164,7 @@ class AlterTable(msgspec.Struct, frozen=True, gc=False):
 
 
 class AppendCopy(msgspec.Struct, frozen=True, gc=False):
-    """Append a copy from files at a time of its own. From now on the table writer owns the parts;
+    """Append a copy from files at its own time. From now on the table writer owns the parts;
     it sends `CopyAppended` to the controller."""
 
     name: str

@@ -105,7 +105,7 @@ def check_objects(controller: ActorAddress[Any], settings: Settings) -> ObjectsC
 
 
 def check_owner(fence: ReplicaFence) -> ComponentCheck:
-    """Return the check for a replica in a process of its own: a controller commands it."""
+    """Return the check for a replica in a separate process: a controller commands it."""
 
     async def commanded() -> ComponentReadiness:
         owner = fence.owner

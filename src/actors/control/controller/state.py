@@ -169,8 +169,8 @@ class ControllerState:
         now = self.oracle_now()
         if time > now + READ_AHEAD_MS_MAX:
             raise ReadTooFarAhead(
-                f"{what}: time {time} is {time - now} ms ahead of the clock ({now}), the limit is "
-                f"{READ_AHEAD_MS_MAX} ms"
+                f"{what}: time {time} is {time - now} ms ahead of the clock ({now}; limit "
+                f"{READ_AHEAD_MS_MAX} ms)"
             )
 
     def waiting_for(self, entry: CatalogObject) -> str:

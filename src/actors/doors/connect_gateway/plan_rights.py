@@ -106,7 +106,7 @@ def find_uses(request: ProtoMessage) -> PlanUses:
 
 
 def _asked(question: ProtoMessage) -> str:
-    # The older form has the database in a field of its own.
+    # The older form has the database in a separate field.
     fields = question.DESCRIPTOR.fields_by_name
     apart = "db_name" in fields and question.HasField("db_name")
     return f"{question.db_name}.{question.table_name}" if apart else str(question.table_name)

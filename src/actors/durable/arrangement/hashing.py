@@ -3,8 +3,8 @@
 Rows match if their hashes do, so the one rule is: values that Spark's ``=`` or ``<=>`` may consider
 equal have equal hashes. So integers of every width hash as int64, floats as double with one zero
 and one NaN, strings without trailing spaces (because ``char`` pads), decimals by unscaled value (so
-only within one scale; `key_conversion` rescales), nested values by their elements, and NULL as a
-value of its own. Different values may collide, because a lookup may return a superset.
+only within one scale; `key_conversion` rescales), nested values by their elements, and NULL as
+its own value. Different values may collide, because a lookup may return a superset.
 
 The arithmetic is whole-column numpy on wrapping uint64: a mixing step (splitmix64's) and, for
 bytes, a sum of products of two mixed numbers, one for the byte and one for its position. An

@@ -207,7 +207,7 @@ class PersistClient:
 
     @property
     def commanded(self) -> ReplicaFence | None:
-        """Return the fence of a replica in a process of its own; None in any other process."""
+        """Return the fence of a replica in a separate process; None in any other process."""
         return self.consensus if isinstance(self.consensus, ReplicaFence) else None
 
     @property

@@ -20,7 +20,7 @@ Determinate, transient failures (a lock or connection timeout, a restart) are re
 random pauses. Reads are always retried.
 
 **Changes.** Each set notifies about its keys in its own transaction. `changes` listens on a
-connection of its own, so that what it reports can already be read.
+separate connection, so that what it reports can already be read.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ The older service gets `WriterFenced`, which names the successor: at its next se
 notification, or by polling (`follow_changes`). Then it halts. Until then it may serve reads at
 times that it had sealed, which stay correct.
 
-A replica in a process of its own owns nothing. It is fenced by the token of its owner
+A replica in a separate process owns nothing. It is fenced by the token of its owner
 (`replica_fence`).
 
 Not fenced: blobs (which have unique names; a fenced process only deletes blobs that no state

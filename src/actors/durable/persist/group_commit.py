@@ -22,7 +22,7 @@ from actors.runtime.kernel.mailbox import LatchedFlag
 SETS_MAX = 256
 """Maximum number of sets in one transaction; others wait for the next."""
 BYTES_MAX: Final = 16 * 1024 * 1024
-"""Maximum size of one transaction. A larger set gets a transaction of its own."""
+"""Maximum size of one transaction. A larger set gets a separate transaction."""
 
 
 class PendingSet:

@@ -157,7 +157,7 @@ def check_name(name: str) -> str:
     """Return the name if it can be part of a blob key. Raises `InvalidUsage`."""
     if not _NAME.fullmatch(name):
         raise InvalidUsage(
-            f"invalid name of a shard or blob {name!r}: use letters, digits, '_', '-', '.' and "
+            f"invalid shard or blob name {name!r}: use letters, digits, '_', '-', '.' and "
             "'=', at most 200 characters, not starting with '-', '.' or '='"
         )
     return name

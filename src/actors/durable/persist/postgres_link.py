@@ -125,7 +125,7 @@ _OWN: Final = ("schema", "password_env", "password_file")
 
 
 class PostgresLink:
-    """A connection on which each statement is a transaction of its own unless it starts one."""
+    """A connection on which each statement is a separate transaction unless it starts one."""
 
     def __init__(self, place: PostgresAddress, settings: Settings) -> None:
         self.place = place

@@ -1,4 +1,4 @@
-"""Fencing of a replica in a process of its own: its sets are made on behalf of its current owner.
+"""Fencing of a replica in a separate process: its sets are made on behalf of its current owner.
 
 A replica never takes over the stores. When the service that owns them connects (`follow_owner`),
 the replica adopts that service's fencing token: the seqno of the epoch document. Each of its sets

@@ -14,7 +14,7 @@ Rules
   it was retired (``lease.seqno < retired.seqno``) and no reader of this process uses it.
 - Each writer's last call is remembered (`IdempotencyToken`), so that a retry after a lost answer
   never happens twice; the last copies are remembered by their uuids.
-- A *list*, a blob of its own, describes the parts of a large batch. It is retired with its batch.
+- A *list*, a separate blob, describes the parts of a large batch. It is retired with its batch.
 - A shard may have an *owner*, which is then the only dataflow that may append. A dataflow that was
   replaced may still run on a replica, and must not write according to its old plan.
 - A part may be written before its time is known, and *placed* later. Then all its rows are at the

@@ -1,6 +1,6 @@
 """Blobs that no state names: results on their way to one reader.
 
-They are in a folder of their own. Their names start with the process name of their writer, so that
+They are in a separate folder. Their names start with the process name of their writer, so that
 a service can remove those of earlier processes (`clear`). Orphan collection removes those older
 than `stash_orphan_ms`. The last four bytes of a blob are the CRC32C of the rest.
 """

@@ -81,7 +81,7 @@ _USUAL: Final[dict[tuple[str, str], Any]] = {
 """The value of a setting, by (class, field), in a plain call of the function. Many are defaults of
 Spark's legacy settings: with any other value the expression is not rendered."""
 _USUAL_EVERYWHERE: Final[dict[str, Any]] = {"nullOnDivideByZero": True}
-"""The same for all classes that have the field."""
+"""The values of settings that are the same for all classes, by field."""
 
 
 _NO_VALUE: Final = object()

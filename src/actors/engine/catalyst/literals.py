@@ -36,8 +36,8 @@ _ESCAPES: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\
 
 
 class NotRendered(Exception):
-    """The expression has no text that is sure to mean the same; the message names it and the
-    reason."""
+    """Raised for an expression that cannot be written as text without possibly changing its
+    meaning. The message names the expression and the reason."""
 
 
 def type_text(kind: Any) -> str:

@@ -48,7 +48,7 @@ class WindowParts(msgspec.Struct, frozen=True):
 
 
 def window_parts(node: TreeNode, *, ordered: bool) -> WindowParts:
-    """Return the parts of a window expression. `ordered`: its window has an order of its own.
+    """Return the parts of a window expression. `ordered`: its window has its own order.
 
     Raises `NotRendered` if it might give other bits when it is computed again.
     """

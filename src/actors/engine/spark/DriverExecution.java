@@ -31,7 +31,7 @@ public class DriverExecution {
   /** The current executions, by their groups. */
   private final Map running = new ConcurrentHashMap();
 
-  /** A driver that runs tasks of its own numbers them from 0 upwards; these numbers go
+  /** A driver that runs its own tasks numbers them from 0 upwards; these numbers go
    *  downwards. */
   private final AtomicLong attempts = new AtomicLong(0L);
 
@@ -80,7 +80,7 @@ class DaemonThreads implements ThreadFactory {
   }
 }
 
-/** One execution, in a thread of its own. Like a task, it may continue for a while after it was
+/** One execution, in a separate thread. Like a task, it may continue for a while after it was
  *  cancelled, since not all operators check for cancellation. */
 class OneExecution implements Runnable {
   final CompletableFuture ended = new CompletableFuture();

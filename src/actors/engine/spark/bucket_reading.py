@@ -127,7 +127,7 @@ def open_bucket(spec: str) -> Any:
 
 
 def why_of(error: BaseException) -> str:
-    """Return the reason of the library's error: its numbers, codes and class, but none of its
+    """Return the reason for the library's error: its numbers, codes and class, but none of its
     texts, which may contain signed URLs or keys."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)

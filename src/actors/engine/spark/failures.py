@@ -220,7 +220,7 @@ def raised_text(error: BaseException) -> str:
 
 
 def short_text(text: str) -> str:
-    """Return Spark's own words and the place that they name, without the plan tree and the JVM's
+    """Return Spark's message and the position in the query, without the plan tree and the JVM's
     stack."""
     text = text.split("\n\nJVM stacktrace:")[0]
     tree = _PLAN_TREE.search(text)

@@ -224,7 +224,7 @@ async def launch(settings: Settings, directory: Path, clock: ActorClock) -> Engi
             env=engine_environment(
                 os.environ, settings, java, here=on_loopback(settings.spark_master)
             ),
-            # In a process group of its own, so that killing it also ends the JVM, even if neither
+            # In a separate process group, so that killing it also ends the JVM, even if neither
             # reads its pipe.
             start_new_session=True,
         )

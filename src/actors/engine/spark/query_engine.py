@@ -1,7 +1,7 @@
 """The second engine, for queries and clients of Spark Connect, so that these cannot bring down the
 views: whether there is one, and its settings. Pure.
 
-A query that fills the heap ends its JVM. In an engine of its own it ends no step of a view, and
+A query that fills the heap ends its JVM. In a separate engine it ends no step of a view, and
 waits for none. The engine starts at the first query, and shares only the machine with the engine of
 the views.
 """

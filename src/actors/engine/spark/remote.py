@@ -2,9 +2,9 @@
 steps (`actors.engine.spark.plan_reader`).
 
 The server is shared and does not belong to Penstock: nothing is started there, only session
-settings are changed, and sessions are released at the end. Worker threads have sessions of their
-own. Rows travel both ways as Arrow over the wire; the server reads parts that are too large for
-that by their paths.
+settings are changed, and sessions are released at the end. Worker threads have their own
+sessions. Rows travel both ways as Arrow over the wire; the server reads parts that are too large
+for that by their paths.
 """
 
 from __future__ import annotations

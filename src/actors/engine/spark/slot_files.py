@@ -63,7 +63,7 @@ plans."""
 
 
 class SlotSet:
-    """The slots of one plan: a file for each name, in a folder of their own.
+    """The slots of one plan: a file for each name, in a separate folder.
 
     `schemas`: complete and `positional`; `narrow` removes what no scan reads.
     """

@@ -52,7 +52,7 @@ DIFFERENCES: Final = (
 """All such differences, in the order in which they are applied."""
 _CLASS: Final = '{"class":"org.apache.spark.sql.catalyst.expressions.'
 FORMER_CLASSES: Final = (
-    # Renamed when the type TIME got an addition of its own.
+    # Renamed when a separate addition for the type TIME was introduced.
     SourceDifference((4, 0), f'{_CLASS}TimestampAddInterval"', f'{_CLASS}TimeAdd"'),
 )
 """Expressions of Catalyst that had another name and the same fields, as they occur in a dumped
@@ -272,7 +272,7 @@ def limit_calls(client: Any, seconds: float, release_seconds: float) -> None:
 def retries_exhausted(error: BaseException) -> bool:
     """Return whether a Connect client has retried a call too often, and does not say why it failed.
 
-    Before 4.3 it may raise an error of its own; later releases raise the error of the last attempt.
+    Before 4.3 it may raise its own error; later releases raise the error of the last attempt.
     """
     return type(error).__name__ in ("RetriesExceeded", "RetryException")
 

@@ -129,7 +129,7 @@ class ThreadSlot(msgspec.Struct):
     # Spark's scheduler pool of this thread.
     pool: str = ""
     frequent: bool = False
-    """True if a plan of its own would pay for the current step."""
+    """True if a separate plan for the current step would pay off."""
     waited_ms: float = 0.0
     """Time that the current step has waited for other steps."""
 

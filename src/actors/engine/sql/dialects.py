@@ -562,7 +562,7 @@ class _SparkWriter:
     def _note_type(self, opened: int) -> None:
         """Record where the type of ``CAST (… AS type)`` starts."""
         closed = self._lexed.partners[opened]
-        # A nested CAST is in brackets of its own, which this skips.
+        # A nested CAST is in its own brackets, which this skips.
         for place in self._lexed.outer(opened + 1, closed):
             if self._tokens[place].word == "AS" and place + 1 < closed:
                 self._types.add(place + 1)

@@ -151,7 +151,7 @@ _SETTINGS_OF_WORDS: Final[Mapping[tuple[str, ...], str]] = {
     ("ROLE",): "role",
     ("SESSION", "AUTHORIZATION"): "session_authorization",
 }
-"""Settings with a syntax of their own: ``SET TIME ZONE 'UTC'`` has no equals sign."""
+"""Settings with their own syntax: ``SET TIME ZONE 'UTC'`` has no equals sign."""
 
 
 def read_set(reader: StatementReader) -> SqlStatement:

@@ -192,8 +192,8 @@ class SharedOperator(PassingOperator):
         super().__init__(context, below)
 
     def make_delta(self) -> Node:
-        """Return the operator's delta, computed in a run of its own if it is large."""
-        # Several parts read it, so a large delta is worth a run of its own.
+        """Return the operator's delta, computed in a separate run if it is large."""
+        # Several parts read it, so a large delta is worth a separate run.
         return self._below.delta(shared=True)
 
     def old(self) -> Node:

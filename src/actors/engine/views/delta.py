@@ -93,7 +93,7 @@ HIDDEN_STATES_MAX: Final = 29
 first bit is the view's, and the bit above the last state marks rows of strata that seldom have
 any."""
 SINGLE_ROW_READ: Final = "is read when the single row joined with it changes"
-"""Part of the reason of a view that is incremental except for this read."""
+"""Part of the reason given for a view that is incremental except for this read."""
 
 
 class DerivedPlan(msgspec.Struct, frozen=True):

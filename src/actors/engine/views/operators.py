@@ -37,7 +37,7 @@ from actors.model.plan.relational import NamedExpression
 from actors.model.plan.schema import TableSchema
 
 SHARED_NODES_MAX = 50
-"""Size in nodes above which a shared part becomes a stratum of its own, instead of being written
+"""Size in nodes above which a shared part becomes a separate stratum, instead of being written
 twice."""
 
 # -- types of keys ---------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class DerivationContext:
         self.operators: dict[int, ViewOperator] = {}
         """Operators of shared plans, by the identities of the plans."""
         self.lookups = LookupCollector()
-        # Nodes that are computed by runs of their own, in the order of these runs.
+        # Nodes that are computed by separate runs, in the order of these runs.
         self.cuts: list[Node] = []
         self.hidden: list[tuple[HiddenState, Node | None]] = []
         """Each hidden state with its changes; None if the state before it also makes them."""
@@ -221,7 +221,7 @@ class DerivationContext:
             record.update(asked)
 
     def cut(self, node: Node, columns: Ids) -> NamedInput:
-        """Have the node computed by a run of its own, and return the run's output."""
+        """Have the node computed by a separate run, and return the run's output."""
         self.cuts.append(node)
         return NamedInput(InputKind.RESULT.text(len(self.cuts) - 1), columns)
 
@@ -353,13 +353,13 @@ class ViewOperator(ABC):
             # The delta in progress also depends on these lookups, although another one requested
             # them.
             context.repeat(self._delta_asked)
-        # A large delta that is needed in several places is computed by a run of its own.
+        # A large delta that is needed in several places is computed by a separate run.
         if shared and self._cut is None and size_of(self._delta) > SHARED_NODES_MAX:
             self.cut()
         return self._delta
 
     def cut(self) -> None:
-        """Have the delta computed by a run of its own from now on."""
+        """Have the delta computed by a separate run from now on."""
         if self._cut is None:
             made = self.context.cut(self.delta(), self.columns)
             self._cut, self._delta = made.name, made
@@ -367,7 +367,7 @@ class ViewOperator(ABC):
             self._delta_asked = frozenset()
 
     def cut_changes(self) -> str:
-        """Have the delta computed by a run of its own, without no-op updates, and return the run's
+        """Have the delta computed by a separate run, without no-op updates, and return the run's
         name."""
         if self._cut is None:
             # With no-op updates removed, a lookup that reads much for each row of this run seldom
@@ -401,7 +401,7 @@ class ViewOperator(ABC):
         self.delta()
         found = self.delta_origins(ids)
         if found is None:
-            # For a computed column, a run of its own makes the delta, and its output is the origin.
+            # For a computed column, a separate run makes the delta, and its output is the origin.
             self.cut()
             found = self.delta_origins(ids)
         assert found is not None, "a cut knows its columns"

@@ -58,7 +58,7 @@ async def analyzed_query(
         if name is None or name in names:
             shown = ", ".join(sorted(tables)[:KNOWN_SHOWN_MAX]) or "none"
             raise UnknownObject(
-                f"no table or view named {_only_part(analyzed.missing)!r}; known: {shown}"
+                f"no table or view named {_only_part(analyzed.missing)!r} (available: {shown})"
             )
         names[name] = None
 
@@ -92,7 +92,7 @@ def _only_part(name: str) -> str:
         return parts[0]
     name = ".".join(parts)
     if is_relation(name):
-        # Raises an error of its own if there is no such relation.
+        # Raises its own error if there is no such relation.
         relation_of(name)
     refuse_relation(name, "a query over")
     raise UnknownObject(

@@ -138,7 +138,7 @@ class GroupOperator(ViewOperator):
         contributions: Node = ReduceGroups(below, keys, self._measures)
         known = self._touched()
         names = self._schema.names
-        # A computed key is not known before Spark runs, so a run of its own first makes the
+        # A computed key is not known before Spark runs, so a separate run first makes the
         # contributions.
         if known is None:
             contributions = context.cut(contributions, names)

@@ -27,8 +27,8 @@ from actors.model.plan.relational import (
 )
 
 PACKED_MIN: Final = 3
-"""Minimum number of single rows that are packed: a join of two has no more terms than the packed
-plan."""
+"""Minimum number of single rows to pack into one. For two, the join has no more terms than the
+packed plan."""
 
 
 def inner_join(

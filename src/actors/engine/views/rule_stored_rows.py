@@ -32,7 +32,7 @@ _UNGROUPED: Final = ("map<", "variant", "void", "interval", "unknown")
 
 
 class StoredRowsOperator(PassingOperator):
-    """The rows of another operator, stored in a state of their own."""
+    """The rows of another operator, stored in their own state."""
 
     def __init__(
         self,

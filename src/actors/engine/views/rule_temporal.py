@@ -139,7 +139,7 @@ class TemporalOperator(PassingOperator):
         columns = [TableColumn(id_, self._types[id_]) for id_ in self.columns]
         columns += [TableColumn(self._due, "bigint"), TableColumn(self._bucket, "bigint")]
         schema = TableSchema((*columns, TableColumn(self._sign, "int")))
-        # The rows of this hidden state that are due in the step are an input of their own.
+        # The rows of this hidden state that are due in the step are a separate input.
         due = NamedInput(InputKind.DUE.text(number), schema.names)
         state = HiddenState(schema, (self._bucket,), self._due, self._bucket)
         # This reserves the number; `plans` replaces `due` below.

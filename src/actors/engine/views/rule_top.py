@@ -170,7 +170,7 @@ class FirstRows(PassingOperator):
 
     def _cover(self, edges: NamedInput) -> Node:
         """Return the changes up to the edges. They are known before Spark runs if they are those of
-        a table, and order and keys are its columns; else a run of its own finds them."""
+        a table, and order and keys are its columns; else a separate run finds them."""
         context, below, keys = self.context, self._below, self._keys
         sorts = [SORT_TEXT.fullmatch(each) for each in self._order]
         ids = (*keys, *(found[1] for found in sorts if found))

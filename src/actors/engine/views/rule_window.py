@@ -89,7 +89,7 @@ def ranks_wanted(predicate: str, calls: Sequence[WindowCall]) -> int:
     for call in calls:
         if call.reach not in ("first", "distinct"):
             continue
-        # Each conjunct is in parentheses of its own.
+        # Each conjunct is in its own parentheses.
         test = rf"\({call.name} (<=|<|=) (\d+)\)"
         found = re.match(rf"{test}(?: AND |$)", predicate) or re.search(rf" AND {test}$", predicate)
         if found:

@@ -42,7 +42,7 @@ class EncryptionRequest(msgspec.Struct, frozen=True):
 
 
 class CancelRequest(msgspec.Struct, frozen=True):
-    """A request, on a connection of its own, to cancel a query of another connection."""
+    """A request, on a separate connection, to cancel a query of another connection."""
 
     process_id: int
     secret_key: bytes

@@ -203,7 +203,7 @@ def _few_value(value: Any, kind: pa.DataType, *, binary: bool) -> bytes | None:
         if binary:
             return _DOUBLE.pack(value)
         low, high = _DOUBLES
-        # For exponents, NaN and infinities PostgreSQL has rules of its own.
+        # For exponents, NaN and infinities PostgreSQL has its own rules.
         if low <= abs(value) < high:
             return repr(value).removesuffix(".0").encode()
     return None

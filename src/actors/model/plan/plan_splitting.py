@@ -2,7 +2,7 @@
 
 Rules name the same subtree in many terms (the old rows of a join occur in each term of its delta),
 and Spark analyses it as often as it is written: of 900 nodes in a plan 90 may be different. So
-`divide_strata` turns what occurs more than once into strata of their own. Strata that run together
+`divide_strata` turns what occurs more than once into separate strata. Strata that run together
 are one statement with a WITH clause, and each is analysed once.
 
 `split_statements` determines which strata to run separately, so that their rows replace them in
@@ -195,7 +195,7 @@ class _Divider:
         return new, weight(node) + sum(count for _, count in below)
 
     def _gathered(self, below: list[tuple[Node, int]]) -> list[tuple[Node, int]]:
-        """Return the inputs of a union, grouped into unions of their own while there are too
+        """Return the inputs of a union, grouped into separate unions while there are too
         many."""
         while sum(size for _, size in below) > STRATUM_NODES_MAX and len(below) > 1:
             groups: list[list[Node]] = []

@@ -109,7 +109,7 @@ def _schema_of(header: bytes) -> pa.Schema | None:
         schema = pa.ipc.read_schema(pa.py_buffer(header))
     except (pa.ArrowException, EOFError, OSError, ValueError):
         return None
-    # Dictionaries have messages of their own.
+    # Dictionaries have separate messages.
     return None if any(map(repeats, schema.types)) else schema
 
 

@@ -10,7 +10,7 @@ Rows travel as Arrow IPC streams. The configuration of a source or sink is defin
 (`connectors.sources.kinds`, `connectors.sinks.kinds`); here it is a kind and bytes.
 
 Client and service may be of different releases. So tags do not change when classes are renamed, new
-fields come last and have a default, and an unknown message is an error of its own.
+fields come last and have a default, and an unknown message is a separate error.
 """
 
 from __future__ import annotations

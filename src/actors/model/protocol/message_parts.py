@@ -1,6 +1,6 @@
 """Parts of messages that several protocols share: comparisons, orders, statistics.
 
-They have a module of their own so that a client loads only its own protocol.
+They are in a separate module so that a client loads only its own protocol.
 """
 
 from __future__ import annotations

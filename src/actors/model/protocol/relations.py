@@ -447,7 +447,7 @@ _BY_CONTROLLER: Final = (
         ("lag_ms", "bigint", "age in ms of what a reader sees"),
         ("lag_bytes", "bigint", "bytes behind the external system"),
         ("restarts", "bigint", "number of restarts"),
-        ("failed", "string", "reason of the last stall since the service started"),
+        ("failed", "string", "reason for the last stall since the service started"),
         ("failed_ms", "bigint", "time of that stall, in ms since 1970"),
         ("retries", "int", "number of failed attempts since it stalled"),
     ),
@@ -570,7 +570,7 @@ def check_name(what: str, name: str) -> str:
     refuse_relation(name, what)
     if not name or name != name.strip() or not name.isprintable():
         raise InvalidUsage(
-            f"invalid name of {what}: {name!r} must not be empty, start or end with a space, or "
+            f"invalid name for {what}: {name!r} must not be empty, start or end with a space, or "
             "contain line breaks or other unprintable characters"
         )
     if len(name) > NAME_CHARACTERS_MAX:

@@ -291,7 +291,7 @@ class WireClient:
     def __init__(self, connection: FramedConnection[Command, Response]) -> None:
         self._connection = connection
         self._refused: PenstockError | None = None
-        """Reason of the cluster's refusal, once it has arrived."""
+        """Reason for the cluster's refusal, once it has arrived."""
 
     async def send(self, command: Command | TracedMessage[Command]) -> None:
         """Send a command; see `ClusterClient.send`."""

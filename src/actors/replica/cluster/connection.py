@@ -331,7 +331,7 @@ class ConnectionAcceptor(Actor[AcceptorMessage]):
     ) -> None:
         """Create the acceptor of one half, whose conversations `converse` creates.
 
-        `follow_owner` is set in a replica that has a process of its own; it checks who commands the
+        `follow_owner` is set in a replica in a separate process; it checks who commands the
         replica.
         """
         self._adapters = adapters

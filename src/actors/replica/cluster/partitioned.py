@@ -325,7 +325,7 @@ class PartitionedState(PartitionedHalf[Command, Response]):
         return news
 
     def _peek(self, part: int, response: PeekResponse) -> PeekResponse | None:
-        # Emit it once every part has answered, because each has rows of its own.
+        # Emit it once every part has answered, because each has its own rows.
         answers = self._peeks.setdefault(response.uuid, {})
         if part in answers:
             raise RemoteProtocolError(f"worker {part} answered peek {response.uuid} twice")

@@ -199,7 +199,7 @@ class DataflowMachine:
         self._too_large = False
         """True if the failed step may be too large."""
         self._is_standby = False
-        """True after a lost race until this replica commits first."""
+        """True after a lost race until this replica wins one."""
         self._following = False
         """True while an append of another replica remains to be followed."""
         self._due = True

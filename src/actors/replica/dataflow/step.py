@@ -1,7 +1,7 @@
 """Computes a step of an incremental view: which strata run together, and with which inputs.
 
-A stratum whose lookups need the output of another stratum must wait for it, so each has a Spark run
-of its own. The exception is a lookup in a hidden state that is small enough to be passed in full:
+A stratum whose lookups need the output of another stratum must wait for it, so each has a separate
+Spark run. The exception is a lookup in a hidden state that is small enough to be passed in full:
 then both strata share a run. From scratch (`full_step`) every state is empty and all strata share
 one run.
 

@@ -78,7 +78,7 @@ def limit_hi_by_times(
     """Return a lower `hi` if the times of a view's step may not all share one step, else None.
 
     An opaque view takes one time per step. A step ends before the first error of an input, and the
-    error gets a step of its own, so that the output's error has its exact time.
+    error gets a separate step, so that the output's error has its exact time.
     """
     if len(times) < 2:
         return None

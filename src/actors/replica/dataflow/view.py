@@ -480,7 +480,7 @@ class ViewStages:
     def _can_hold(self) -> bool:
         """Return whether a later step may end the error that the output holds."""
         plan, touched = self._export.plan, self._touched
-        # The clock alone changes a temporal view, at times of its own.
+        # The clock alone changes a temporal view, at its own times.
         return (
             bool(self._output_errors and plan.strata)
             and not plan.temporal

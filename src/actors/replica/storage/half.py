@@ -210,7 +210,7 @@ class StorageHalf:
         self._look_ups: dict[int, RunningEffect] = {}
         """Look-ups in progress, by ticket."""
         self._round = 0
-        """Number of the last health report; each report is a round of its own."""
+        """Number of the last health report; each report is a separate round."""
         self._window = window
         self._unordered: deque[int] = deque()
         """For each client command in progress: the number of proposals made up to and including

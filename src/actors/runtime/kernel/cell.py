@@ -1,7 +1,7 @@
 """A running actor: its task, its effects, its children and its end.
 
 An actor has one task. It takes all waiting messages out of the mailbox in one batch and handles
-them one by one. Effects have tasks of their own; an effect that fails without a `failed` handler
+them one by one. Effects have their own tasks; an effect that fails without a `failed` handler
 crashes its actor immediately. When an actor ends:
 
 1. its effects are cancelled;

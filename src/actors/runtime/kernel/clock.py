@@ -106,7 +106,7 @@ class _Call:
 
 
 class ThreadedClock(SystemClock):
-    """The machine's clock, with threads of its own for short blocking calls.
+    """The machine's clock, with its own threads for short blocking calls.
 
     A disk call of 0.2 ms should not wait 0.1 ms for its thread. An executor creates a future with
     locks of its own for each call and chains it to the loop's future. Here a call goes into the

@@ -39,7 +39,7 @@ class RecordedSpan(msgspec.Struct, frozen=True):
     links: tuple[tuple[str, str], ...] = ()
     """(trace id, span id) of each link."""
     error: str | None = None
-    """Reason of the failure; None if the span did not fail."""
+    """Reason for the failure; None if the span did not fail."""
 
 
 class SpanNode(msgspec.Struct):

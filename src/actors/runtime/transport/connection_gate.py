@@ -3,7 +3,7 @@
 `ConnectionGate.accept` accepts the connections of a listening socket and runs each as a task. A
 connection starts as unproven, before its TLS handshake, under the rule of `unproven_connections`.
 When its peer has proved itself, the listener calls `AcceptedConnection.prove`. From then on it
-counts as a proven connection; these have a limit of their own.
+counts as a proven connection; these have a separate limit.
 """
 
 from __future__ import annotations

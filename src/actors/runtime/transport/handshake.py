@@ -6,7 +6,7 @@
    be equal, and so must the identities if both are known.
 2. The connecting side sends its token (u16 length, bytes; empty: none).
 3. The listener answers with a u8 length. 0 accepts the token; otherwise this many bytes of text
-   give the reason of the refusal.
+   give the reason for the refusal.
 
 With TLS all of this follows the TLS handshake. Callers limit the time of the whole handshake.
 """

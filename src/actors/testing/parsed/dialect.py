@@ -1,7 +1,7 @@
 """Spark SQL as the parser reads it: sqlglot's dialect, except that functions which it would rewrite
 stay verbatim.
 
-sqlglot has classes of its own for functions, and writes each back under one name, without arguments
+sqlglot has its own classes for functions, and writes each back under one name, without arguments
 that it believes to be defaults. That changes some functions: ``array_size`` becomes ``size``, which
 is -1 for NULL without ANSI mode; ``to_date`` loses the format ``yyyy-MM-dd``. The functions below
 are therefore hidden from it: their text stays as written, and Spark says whether they are scalar

@@ -43,7 +43,7 @@ def ask_clients(method: int, answers: Path) -> None:
 
 @contextmanager
 def asking_server(method: int, answers: Path) -> Iterator[int]:
-    """Run such a server, in a process of its own as libpq holds ours while it connects; yield its
+    """Run such a server, in a separate process as libpq holds ours while it connects; yield its
     port."""
     command = [sys.executable, __file__, str(method), str(answers)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -50,7 +50,7 @@ CONNECTOR_KINDS: Final = frozenset({SOURCE, SOURCE_TABLE, SINK})
 HIDDEN_SHARD: Final = "-hidden"
 """Separates a view's id from the number in the ids of its hidden shards."""
 OWN_NAMESPACE_KINDS: Final = frozenset({SOURCE, SINK})
-"""Kinds that cannot be read; each has a namespace of its own."""
+"""Kinds that cannot be read; each has its own namespace."""
 
 
 class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):

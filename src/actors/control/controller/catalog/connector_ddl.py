@@ -174,7 +174,7 @@ class ConnectorStore:
         if not tables:
             why = "; ".join(left_out) or "it has none"
             raise InvalidUsage(f"source {name}: no upstream table can be ingested: {why}")
-        # A later source of the same name gets resources of its own.
+        # A later source of the same name gets its own resources.
         self._tried.pop(asked, None)
         changed = await self._add(grown, seqno, entry, tables, shards)
         return msgspec.structs.replace(changed, notices=tuple(left_out))

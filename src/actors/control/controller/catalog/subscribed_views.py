@@ -1,8 +1,8 @@
 """Keeps track of the views that belong to one subscribe each: who created them, and which are to be
 dropped.
 
-A subscribe to a query is a subscribe to a view of that query, which the client creates under a name
-of its own (`is_subscribed_view`) and drops when the subscribe ends. If the client disconnects
+A subscribe to a query is a subscribe to a view of that query, which the client creates under a
+generated name (`is_subscribed_view`) and drops when the subscribe ends. If the client disconnects
 first, the service drops the view: when the connection closes, or else at the next start.
 """
 

@@ -7,7 +7,7 @@ history. Responses are merged as follows:
 - peeks: the first answer counts, and the others are canceled. An error that comes from the replica
   and not from the data (`of_replica`) counts only if no other connected replica can still answer;
 - peeks of `LogTarget`: the answer is the rows of all connected replicas together. A replica that
-  has an error of its own is left out, unless all have one;
+  returns an error is left out, unless all of them do;
 - frontiers: joined. A shard is the same for all, so the furthest report counts. An index belongs to
   its replica: its frontier is the furthest of the connected replicas, and goes back when that one
   is lost;

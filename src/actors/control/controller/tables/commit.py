@@ -6,7 +6,7 @@ which moves the shared upper of all tables from `tables_upper` to ``time + 1`` â
 arrangements â†’ answer. A crash before the append leaves nothing of the group; a crash after it
 leaves all of it.
 
-The caller commits one group at a time. A copy from files is a group of its own; its parts are
+The caller commits one group at a time. A copy from files is a separate group; its parts are
 already durable, so only the append remains (`commit_copy`).
 """
 
@@ -265,7 +265,7 @@ class WriteGroupCommit:
         return [_fit(write, self._altered, micros) for write in writes]
 
     async def commit_copy(self, copy: StagedCopy) -> CommitOutcome:
-        """Append staged parts at a time of their own, without reading them: `staged.claim_parts`
+        """Append staged parts at their own time, without reading them: `staged.claim_parts`
         has read their keys. A copy whose uuid was already appended is not appended again. Raises as
         `commit` does, and `DuplicateKey`; the parts are then discarded, unless they may have been
         appended."""
@@ -405,7 +405,8 @@ class WriteGroupCommit:
         await self._clock.run_blocking(lambda: self._contents.forget(id_))
 
     async def alter(self, target: TableTarget, work: Callable[[], Awaitable[T]]) -> T:
-        """Run the work that gives a table other columns, and use those from then on."""
+        """Run the work that changes a table's columns, then use the new columns. Raises what the
+        work raises."""
         # Drop the arrangement whether or not the work succeeds: it is rebuilt when needed.
         await self.forget(target.id)
         done = await work()

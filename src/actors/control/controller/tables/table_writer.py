@@ -3,7 +3,7 @@
 While one group is being committed the next one collects; the first write of a group waits
 `group_commit_ms` for others. The order is first in, first out; a full queue answers `ResourceBusy`.
 This actor queues, groups and answers; `commit.WriteGroupCommit` commits a group. A copy from files
-waits in the same queue and is a group of its own.
+waits in the same queue and is a separate group.
 """
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ class TableWriter(Actor[_Message]):
         )
 
     def _take_group(self) -> tuple[tuple[EnqueueWrite | TickTables, ...], int | None]:
-        """Take as many queued writes as may share a time. A write at a given time is a group of its
-        own."""
+        """Take as many queued writes as may share a time. A write at a given time is a separate
+        group."""
         group: list[EnqueueWrite | TickTables] = []
         while self._queue and len(group) < GROUP_WRITES_MAX:
             message = self._queue[0]
