@@ -60,7 +60,7 @@ BLOCK_BYTES_MIN: Final = 4 * 1024
 BLOCK_BYTES: Final = 64 * 1024
 """Size of the block once the initial one has been full. A larger body gets its own buffer."""
 GROWTH_BYTES: Final = 256 * 1024
-"""Initial size of such a buffer, which is then doubled as needed."""
+"""Initial size of the buffer for a larger body. It is doubled as needed."""
 
 
 class _FrameHeader(msgspec.Struct):

@@ -2,7 +2,7 @@
 
 Times are totally ordered: a time is an int64 of milliseconds. A frontier describes the times still
 to come. With a total order it is either one time, the earliest still to come, or the empty
-frontier `EMPTY`: no more times come. `EMPTY` is greater than every time, so plain comparison,
+frontier `EMPTY`: no update can arrive. `EMPTY` is greater than every time, so plain comparison,
 `min` (meet) and `max` (join) work on frontiers. All intervals are half-open: ``lower <= t <
 upper``.
 
@@ -27,7 +27,7 @@ Nonce: TypeAlias = str
 TIME_MIN: Final = 0
 TIME_MAX: Final = (1 << 62) - 1
 EMPTY: Final = 1 << 62
-"""The empty frontier: no more times come."""
+"""The empty frontier: no update can arrive at any time."""
 
 
 def format_frontier(frontier: Frontier) -> str:
@@ -53,5 +53,5 @@ def ms_behind(ahead: Frontier, behind: Frontier) -> int | None:
 
 
 def is_empty(frontier: Frontier) -> bool:
-    """Return whether a frontier is empty: no more times come."""
+    """Return whether a frontier is empty: no update can arrive at any time."""
     return frontier >= EMPTY

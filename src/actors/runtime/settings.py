@@ -123,7 +123,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Connections of each listener before their login is complete. They are counted separately; one
     more drops the oldest of them."""
     unproven_bytes_max: int = 16 * 1024
-    """Bytes of a frame, message or password that such a connection may send."""
+    """Bytes of a frame, message or password that a client may send before its login is complete."""
     stash_responses_max: int = 4096
     """Responses that one channel adapter stashes for connections to come."""
     commands_in_flight_max: int = 32
@@ -297,7 +297,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     subscribe_idle_ms: int = 60_000
     """A subscriber that reads nothing for this long, while batches wait for it, is disconnected."""
     log_rows_max: int = 1024
-    """Steps, and jobs of the engine, that the service's own relations remember."""
+    """Number of past steps, and of past engine jobs, that the service's relations show."""
 
     # sources
     source_dirs: str = ""
@@ -413,10 +413,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A job during which the engine dies this often, with no other job running, fails with
     `JobTooLarge`."""
     engine_killer_retry_ms_min: int = 60_000
-    """Delay before such a job, and the view that it is for, is tried once more, alone. It doubles
-    each time the job kills the engine again."""
+    """Delay before a job that failed with `JobTooLarge` is retried once, alone, together with its
+    view. It doubles each time the job kills the engine again."""
     engine_killer_retry_ms_max: int = 3_600_000
-    """Longest such delay."""
+    """Maximum to which `engine_killer_retry_ms_min` doubles."""
     prepared_plans_max: int = 128
     """Prepared step plans that the engine keeps for all dataflows. Each takes about 0.6 MB of the
     driver's heap for every input that it reads."""
@@ -484,9 +484,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Has PostgreSQL clients send their password in clear text inside TLS, for clients without
     SCRAM. Without TLS they use SCRAM regardless."""
     audit_statements: bool = False
-    """Logs every statement of these clients to `penstock.audit`."""
+    """Logs every statement of SQL and Spark Connect clients to `penstock.audit`."""
     audit_text_characters_max: int = 4_096
-    """Characters of a statement's text in such a log line; the rest is cut off."""
+    """Characters of a statement's text in a line of the audit log; the rest is cut off."""
 
     # the WAL's acceptor; see `actors.wal`
     wal_listen: str = "127.0.0.1:5454"
@@ -553,7 +553,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics_listen: str = ""
     """host:port of the pages for monitoring: metrics, health and readiness; empty: none."""
     http_connections_max: int = 32
-    """Connections to these pages at a time; one more closes the one that has waited longest."""
+    """Connections to the metrics pages at a time; one more closes the one that has waited
+    longest."""
 
     # stopping
     shutdown_deadline_ms: int = 15_000

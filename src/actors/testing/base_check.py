@@ -57,8 +57,8 @@ from actors.testing.reference import text_at
 from actors.testing.stage import ScriptStage, shard_name
 
 SAMPLES: Final = {"far": (500, 4_000), "near": (500, 4_000), "own": (40, 160)}
-"""Rows per table for sampling the views' answers before the base is made. The script has few `own`
-values, so even few rows join to many."""
+"""Rows per table for sampling the views' answers before the base is made. The range
+`own` has few values, so even a few rows have many matches in a join."""
 OUTPUT_ROWS_MAX: Final = 1_000_000
 CROSSED_ROWS_MAX: Final = 1_000
 """Most rows per table of a base whose rows are compared pair by pair (a join without an

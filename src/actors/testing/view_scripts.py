@@ -208,7 +208,9 @@ def _time(script: ViewScript, text: str, line: int) -> None:
 def _change(script: ViewScript, text: str, line: int) -> ScriptChange:
     found = re.fullmatch(rf"([+-])(\d*)\s+({_NAME})\s*\((.*)\)\s*;?\s*", _code(text), re.DOTALL)
     if found is None:
-        raise _wrong(script, line, "a change is: + TABLE (values), with +N or -N for copies")
+        raise _wrong(
+            script, line, "invalid change: expected + TABLE (values), with +N or -N for N copies"
+        )
     if not script.times:
         raise _wrong(script, line, "a change before the first '@ TIME'")
     sign, count, quoted, values = found.groups()

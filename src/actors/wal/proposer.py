@@ -2,8 +2,9 @@
 
 Pure: events in, effects out; no clock, no socket, no randomness.
 
-- **Term.** Once, it takes ``max(term) + 1`` of a quorum of greetings. An acceptor that has a higher
-  term, or that refuses its vote before the election, ends this proposer (`StopProposer`).
+- **Term.** It chooses its term once: ``max(term) + 1`` over a quorum of greetings. An acceptor that
+  has a higher term, or that refuses its vote before the election, ends this proposer
+  (`StopProposer`).
 - **Election.** With a quorum of votes, the *donor* is the voter with the greatest (last log term,
   flushed LSN). The term starts at the donor's flushed LSN (`start_lsn`); the history is the donor's
   plus this term's entry.

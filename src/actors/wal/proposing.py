@@ -136,7 +136,7 @@ class LeadingProposer:
         self._gathered: list[bytes] = []
         """Bytes after the end of the log that are appended in this turn of the event loop."""
         self._gathered_bytes = 0
-        """Size of these bytes."""
+        """Total size of `_gathered`."""
         self._moved = anyio.Event()
         """Set when the commit LSN advances, or the proposer has stopped."""
         self._waiting: list[tuple[int, int, anyio.Event]] = []

@@ -58,9 +58,9 @@ def recover(segments: SegmentFiles, commit_lsn: int, pg_version: int) -> Recover
         except FileNotFoundError:
             if number == commit_lsn // size and commit_lsn % size:
                 raise CorruptData(
-                    f"the segment of {lsn_text(commit_lsn)}, the end of the committed log, is"
-                    f" not in {segments.folder}: restore it, or remove the timeline and let its"
-                    " peers fill it again",
+                    f"the segment that contains {lsn_text(commit_lsn)}, the end of the committed"
+                    f" log, is missing from {segments.folder}: restore it, or remove the timeline"
+                    " and let its peers fill it again",
                     determinate=True,
                 ) from None
             break

@@ -135,7 +135,7 @@ class IngestStaging:
         self._bytes_spilling = 0
         """Bytes taken out by `spill` that are not durable yet."""
         self._gathering_since: Time | None = None
-        """Since when complete rows have been waiting for more; None if none wait."""
+        """Time since which complete rows have been waiting for more; None if none wait."""
 
     # -- input ---------------------------------------------------------------------------------
 

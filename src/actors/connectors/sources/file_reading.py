@@ -398,8 +398,8 @@ def _from_parquet(
 def _answered(
     answer: RowsDone, keep: TableSchema, bound: DecodingBound, path: str | None
 ) -> Iterator[pa.Table]:
-    """Yield the rows in the engine's answer. `path` is the file that was read, if it was only one.
-    Blocking."""
+    """Yield the rows in the engine's answer. `path` is the file that was read; None if there were
+    several. Blocking."""
     if answer.arrow is not None:
         yield from _cut(from_ipc(answer.arrow), keep, path)
     if answer.arrow_file is not None:

@@ -2,8 +2,8 @@
 
 Theory of operation. A reader allocates what a page header declares, and decodes each row to the
 contents of its dictionary entry. The footer of the file need not be truthful about either. So the
-headers are read first, in the way a reader reads them, without the pages. They show for each column
-how many values each page has, its decompressed size, and the encoding of its values. Only
+headers alone are read first, exactly as a reader would read them. They show for each column how
+many values each page has, its decompressed size, and the encoding of its values. Only
 dictionaries are decompressed, to find their longest text, and pages of texts in a delta encoding,
 which declare the number of lengths themselves.
 

@@ -348,7 +348,7 @@ class RawCopy:
         self._fresh = [places - start for places in self._fresh]
 
     def frames(self) -> CopyFrames:
-        """Return all complete frames that were returned before and not taken."""
+        """Return again all frames that were already returned and not removed by `take`."""
         return self._frames(self._starts)
 
     def _frames(self, found: list[Places]) -> CopyFrames:

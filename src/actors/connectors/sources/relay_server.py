@@ -171,7 +171,7 @@ class ReplicationServer:
         """Return where a new log can start: at the first record of the segment from which the slot
         retains the log, or else of the segment that the server writes at the moment.
 
-        May wait until the server has written such a record.
+        May wait until the server has written the first record of that segment.
         """
         kept = await self._slot_lsn(slot) if slot else None
         lsn = kept if kept is not None else identity.flush_lsn

@@ -53,7 +53,7 @@ COMPUTED_CHANGES: Final = frozenset({"EXECUTE", "BEGIN"})
 WATCHED: Final = frozenset(
     {*_STATEMENTS, *filter(affects_results, NAMES), "spark.sql.storeAssignmentPolicy"}
 )
-"""Settings to check for changes after such a text."""
+"""Settings to check for changes after a text in `COMPUTED_CHANGES`."""
 StatementEffect = Literal["obeyed", "refused", "none"]
 _PARSED: Final = frozenset(
     {

@@ -18,7 +18,8 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 def decode_document(key: str, data: bytes, kind: type[T], *, what: str, format: int) -> T:
-    """Decode a document. `what` names it in errors, and `format` is the newest format known.
+    """Decode a document as a `kind`. Errors name it by `key` and `what`. `format` is the newest
+    format that this version supports.
 
     Raises `StateDirectoryError` for a newer format, and `CorruptData`.
     """

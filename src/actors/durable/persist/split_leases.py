@@ -197,8 +197,8 @@ class SplitLeases:
         await self._change(shard, change)
 
     async def hold_stream(self, shard: ShardId, name: str, since: Time) -> None:
-        """Take or renew such a lease for a running stream, which drops it at its end. Raises the
-        same errors as `hold_load`."""
+        """Take or renew a lease like that of `hold_load` for a running stream, which drops it at
+        its end. Raises the same errors."""
 
         def change(state: ShardState) -> tuple[ShardState, None]:
             _check_since(state, since)

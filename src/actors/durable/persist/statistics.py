@@ -185,7 +185,7 @@ def lower_bound(value: Value | None) -> Value | None:
 
 
 def upper_bound(value: Value | None, kind: pa.DataType) -> Value | None:
-    """Return a short value that is not less; None if there is none."""
+    """Return a short value that is at least `value`; None if there is none."""
     if pa.types.is_floating(kind):
         return None  # there may be NaNs, which are greater
     if isinstance(value, bytes) and len(value) > BOUND_BYTES_MAX:

@@ -57,8 +57,8 @@ def parse_statement(bridge: ClassicBridge, job: ParseText) -> StatementParsed:
 
 
 def check_parsed(found: StatementParsed, sql: str, tables: Collection[str]) -> str:
-    """Check what a query names, if it may use only what everyone may use, over tables with these
-    names.
+    """Check the names in a query that may not use anything reserved for administrators. `tables`
+    are the names of its tables.
 
     Returns:
         The first name of a relation that is not one of the tables, as Spark writes it; "" if there
@@ -81,7 +81,7 @@ def check_parsed(found: StatementParsed, sql: str, tables: Collection[str]) -> s
 
 
 def check_analysed(bridge: ClassicBridge, found: DataFrame) -> None:
-    """Raise `AccessDenied` for an analysed query that uses more than everyone may use."""
+    """Raise `AccessDenied` for an analysed query that uses anything reserved for administrators."""
     inspector = _permitting(bridge.java("StatementInspector"))
     plan = found._jdf.queryExecution().analyzed()
     answer = msgspec.json.decode(inspector.plan(plan), type=_Inspected)

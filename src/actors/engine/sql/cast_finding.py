@@ -21,8 +21,8 @@ _WORDS: Final = (
 )
 _CLOCK: Final = "yyyy-MM-dd HH:mm:ss.SSSSSSxxxxx"
 _CLOCK_ZEROS: Final = "[.]0{6}(?=[+-])|(?<=[.][0-9]{0,5}[1-9])0+(?=[+-])|:00$"
-"""The parts of such a text that PostgreSQL leaves out: trailing zeros of the seconds, and zero
-minutes of an offset."""
+"""Matches the parts of a time in the format `_CLOCK` that PostgreSQL omits: trailing zeros of the
+seconds, and zero minutes of an offset."""
 NOT_CALLED: Final = NO_NAMES | frozenset(_WORDS.split())
 """Words that may come before a bracket without naming a function."""
 

@@ -1,7 +1,7 @@
 """The names that PostgreSQL gives to the columns of a SELECT without aliases.
 
-Spark names such a column by its text, ``count(1)``; clients of PostgreSQL expect ``count``. An
-expression of a form that is not listed here keeps Spark's name. Pure.
+Spark names a column without an alias by its text, ``count(1)``; clients of PostgreSQL expect
+``count``. An expression of a form that is not listed here keeps Spark's name. Pure.
 
 >>> from actors.engine.sql.tokens import SqlDialect, lex_text
 >>> lexed = lex_text("SELECT count(*), a, 1 + b, c::int, d e", SqlDialect.POSTGRES)

@@ -66,8 +66,8 @@ async def analyzed_query(
 def find_mentioned_tables(sql: str, tables: Mapping[str, TableSchema]) -> list[str]:
     """Return the tables whose names occur in a text.
 
-    A name that is not a plain word may contain anything: it is searched in the form in which
-    backticks quote it.
+    A name that is not a plain word may contain any character, so its backticked form is searched
+    for.
 
     >>> tables = dict.fromkeys(["a b", "b", "t2", "T", "x"])
     >>> find_mentioned_tables("SELECT 1 FROM `a b`, T2 -- t", tables)

@@ -293,8 +293,8 @@ class TopOperator(PassingOperator):
         self._single = single
 
     def make_delta(self) -> Node:
-        """Return the changes of the first rows. A row of which only the rank changes is retracted
-        and inserted."""
+        """Return the changes of the first rows. A row whose rank changes is retracted and inserted
+        again, even if nothing else about it changes."""
         return ConsolidateRows(self._below.delta())
 
     def old(self) -> Node:

@@ -91,9 +91,9 @@ class AnalyzeStatement(msgspec.Struct, frozen=True, gc=False, tag="Analyze"):
     translate: bool = False
     """True to request its relational plan."""
     restricted: bool = False
-    """True if the query may only use what reaches nothing outside of it
+    """True if the query may only use functions and constructs that access nothing but its tables
     (`actors.engine.catalyst.permitted_functions`). For anything else the job fails with
-    ``AccessDenied``, before the analysis if that would access something outside."""
+    ``AccessDenied``, before the analysis if analysing it would access anything else."""
 
 
 class ParseText(msgspec.Struct, frozen=True, gc=False, tag="Parse"):

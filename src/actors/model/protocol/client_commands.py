@@ -23,7 +23,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 LOST_MAX: Final = 1024
 """Number of clients to remember that disconnected before their Hello was sequenced."""
 REDUCED_MIN: Final = 8
-"""A history is not reduced before it has more than twice as many commands."""
+"""A history is only reduced once it has more than twice this many commands."""
 
 
 class CommandHistory(Generic[C]):

@@ -224,7 +224,8 @@ def _reads_alone(plan: DeltaPlan, lookups: StepLookups, last: int) -> bool:
 async def _input_rows(
     engine: EngineClient, plan: DeltaPlan, lookups: StepLookups, name: str
 ) -> tuple[int | None, pa.Table | None]:
-    """Return the import whose state an input is, if any, and the input's known rows."""
+    """Return the number of the import whose state the input `name` is, or None, and the input's
+    rows as far as they are known."""
     kind, number = InputName.parse(name)
     if kind is not InputKind.NEARBY:
         return number if kind is InputKind.STATE else None, lookups.rows(name)

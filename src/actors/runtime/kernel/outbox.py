@@ -39,7 +39,7 @@ class CoalescingOutbox(Generic[M, T]):
         self._in_flight: dict[int, tuple[int, T | None]] = {}
         """Size and receipt of each message in flight, by serial."""
         self._in_flight_bytes = 0
-        """Sum of these sizes."""
+        """Total size of the messages in flight."""
         self._serial = 0
         """The last serial given out; it never goes back."""
         self._unkeyed = 0

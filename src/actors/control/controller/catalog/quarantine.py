@@ -70,8 +70,8 @@ def decode_catalog(data: bytes) -> CatalogSnapshot:
 
 
 def _read(raw: bytes) -> tuple[CatalogObject, str]:
-    """Decode one object and return it with the reason why part of it cannot be read, or "". An
-    unreadable plan alone is not such a reason, since `upgrade_views` compiles it again."""
+    """Decode one object and return it with the reason why part of it cannot be read, or "". The
+    reason is also "" if only its plan is unreadable, since `upgrade_views` compiles it again."""
     try:
         return msgspec.msgpack.decode(raw, type=CatalogObject), ""
     except msgspec.ValidationError as error:

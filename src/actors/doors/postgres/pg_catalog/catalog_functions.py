@@ -421,4 +421,4 @@ _OWN_SETTINGS: Final = {
     "lc_time": "C.UTF-8",
     "application_name": "",
 }
-"""This service's settings by lower-case name. A session's own override these."""
+"""The service's settings by lower-case name. A session's own settings override them."""
