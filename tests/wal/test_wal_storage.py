@@ -276,7 +276,7 @@ def test_a_crash_between_removals_leaves_a_log_that_opens_and_removes_the_rest(
 
 
 def test_missing_committed_bytes_are_corrupt() -> None:
-    with pytest.raises(CorruptData, match="the end of the committed log, is not in"):
+    with pytest.raises(CorruptData, match="the end of the committed log, is missing"):
         opened(disk())
 
 

@@ -1,7 +1,7 @@
 """Verifies a shard: reads every part and compares it with its description.
 
-It writes nothing and takes no lease. Parts that are compacted away during the check are skipped, and
-their successors are read instead. Only what is wrong in any interleaving is a fault: bytes that
+It writes nothing and takes no lease. Parts that are compacted away during the check are skipped,
+and their successors are read instead. Only what is wrong in any interleaving is a fault: bytes that
 differ from the checksum, a missing blob that a document names, or rows, times or diffs that
 contradict the description. It continues after a fault, to find all of them.
 """
