@@ -44,7 +44,7 @@ class _Text(msgspec.Struct):
 
 
 class ViewReference:
-    """The reference of one view."""
+    """Computes one view's correct contents with plain Spark."""
 
     def __init__(self, engine: EngineCaller, plan: DeltaPlan, *, batched: bool = True) -> None:
         self._engine = engine

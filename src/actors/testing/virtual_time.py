@@ -36,7 +36,7 @@ EPOCH_MS: Final = 1_700_000_000_000
 TURNS_MAX: Final = 1_000_000
 """Most turns of the loop without an advance of time; no test needs that many."""
 _RESOLUTION: Final = 1e-9
-"""Seconds by which a timer may be early: floating-point sums are no more exact."""
+"""Seconds by which a timer may be early: floating-point sums are not more exact."""
 
 
 class VirtualDeadlock(Exception):

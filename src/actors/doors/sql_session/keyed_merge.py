@@ -4,9 +4,10 @@ The statement ``MERGE INTO t USING (SELECT * FROM (VALUES (1, 'a')) AS v(id, nam
 s.id WHEN MATCHED THEN UPDATE SET name = s.name WHEN NOT MATCHED THEN INSERT (id, name) VALUES
 (s.id, s.name)`` looks up the rows with these keys and writes the result.
 
-A MERGE is executed here only if the result is certain to be Spark's. Its values must be literals,
-as in an INSERT, of one kind per column; its keys integers or strings; and its clauses must have no
-conditions and use only literals and columns of the source. Spark runs every other MERGE.
+A MERGE is executed here only if the result is certain to equal Spark's. Its values must be
+literals, as in an INSERT, of one kind per column. Its keys must be integers or strings. Its clauses
+must have no conditions and use only literals and columns of the source. Spark runs every other
+MERGE.
 """
 
 from __future__ import annotations

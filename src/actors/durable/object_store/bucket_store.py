@@ -270,7 +270,7 @@ class BucketStore:
             same = meta["size"] == of.size and len(data) == end - start
             if (
                 of.version.e_tag is None
-            ):  # compare whole seconds, because many listings are no more precise
+            ):  # compare whole seconds, because many listings are not more precise
                 second = 1_000_000_000
                 same = same and listed(meta).modified_ns // second == of.modified_ns // second
             return data if same else None

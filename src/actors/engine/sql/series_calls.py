@@ -160,7 +160,7 @@ class SeriesFinder:
         return self._word(at) == "FROM"
 
     def _before(self, place: int) -> int:
-        """Return the place before a call and its schema."""
+        """Return the place before a call, or before the schema that qualifies its name."""
         return place - 3 if self._word(place - 1) == "." else place - 1
 
     def _word(self, place: int) -> str:

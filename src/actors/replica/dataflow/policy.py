@@ -208,7 +208,7 @@ class StepChooser:
                 # could be cheaper.
                 self._chose_full = False
                 return StepChoice(False, step_ms, full_ms)
-            # An extrapolated estimate of the step is no reason to probe the alternative.
+            # Do not probe the alternative because of an extrapolated estimate of the step.
             known_ms = step_ms if least is None else least
             if (times < 2 or self._chose_full) and self._probes(known_ms, full_ms):
                 self._in_a_row = 0

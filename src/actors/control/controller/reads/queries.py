@@ -143,8 +143,8 @@ class _Running(msgspec.Struct, eq=False):
     session: ActorAddress[Any]
     request: RunQuery
     time: Time
-    """Time of the query: the requested time; without one that of the latest write, until the
-    analysis shows which inputs there are."""
+    """Time at which the query reads: the requested time, if any. Otherwise that of the latest
+    write, until the analysis shows which inputs the query has."""
     deadline_ms: int
     """Time until the rows must be ready (ms)."""
     role: str | None

@@ -294,7 +294,7 @@ def _contents(found: pa.Table) -> pa.Table:
 
 
 class KeyedOverlay(TableOverlay):
-    """A table with a PRIMARY KEY: the row number of each key."""
+    """A table with a PRIMARY KEY: maps each key to the number of its row."""
 
     def __init__(self, target: TableTarget) -> None:
         super().__init__(target)

@@ -469,7 +469,7 @@ def _parameters(signature: FunctionSignature, count: int) -> list[int]:
 
 
 def _fitness(signature: FunctionSignature, types: list[int]) -> int | None:
-    """Return how well a signature matches argument types: higher is better, None is no match."""
+    """Return how well a signature matches argument types: higher is better, None means no match."""
     points = 0
     for want, given in zip(_parameters(signature, len(types)), types, strict=False):
         if want == given:
