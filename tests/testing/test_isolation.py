@@ -132,7 +132,7 @@ async def test_what_does_not_come_is_told_with_what_everybody_waits_for(
     with pytest.raises(AssertionError) as failed:
         await shop.expect(Delivered)
     text = str(failed.value)
-    assert "shop: expected Delivered, nothing came" in text
+    assert "shop: expected Delivered, got nothing" in text
     assert "/depot: asks /scale (open)" in text
     assert "/scale: idle (a probe; not yet expected: Weigh)" in text
     assert "the next timer is due in 500 ms" in text

@@ -80,7 +80,7 @@ def test_plain_views_are_inlined_before_the_views_own_expressions() -> None:
         ("create table t (a int);\n@ 1\n+ u (1)", 3, "no table"),
         ("create table t (a int);\n@ 2\n@ 2", 3, "increase"),
         ("create table t (a int);\n@ x", 2, "whole number"),
-        ("create table t (a int);\n@ 1\n+ t 1", 3, "a change is"),
+        ("create table t (a int);\n@ 1\n+ t 1", 3, "invalid change: expected"),
         ("--! expect v wrong", 1, "unknown directive"),
         ("--! expect v incremental", 1, "no view"),
         ("--! expect-parsed v wrong", 1, "unknown directive"),

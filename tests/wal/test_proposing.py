@@ -247,7 +247,7 @@ def test_addresses() -> None:
         AcceptorAddress("fe80::1"),
     )
     for wrong in ("", "a:0", "a:b", ":5", "a,,b"):
-        with pytest.raises(InvalidUsage, match="invalid address"):
+        with pytest.raises(InvalidUsage, match="invalid acceptor address"):
             parse_addresses(wrong)
 
 

@@ -320,7 +320,7 @@ def test_configurations_travel_and_strangers_do_not() -> None:
     for config in (CounterConfig(rate=3), ChurnConfig(keys=5), NexmarkConfig(seed=4)):
         assert decode(encode(config)) == config
     for text in ('{"type":"counter","rote":3}', '{"type":"nothing"}', "[]", "{", '{"rate":1}'):
-        with pytest.raises(InvalidUsage, match="invalid configuration"):
+        with pytest.raises(InvalidUsage, match="invalid source configuration"):
             decode(text)
 
 
@@ -333,7 +333,7 @@ def test_a_name_or_a_position_that_is_not_ours_is_refused() -> None:
             await source.describe({"bid": ("prize",)})
         (bid,) = await source.describe({"bid": ()})
         for position in ("", "{}", '{"events":"x","exports":[]}'):
-            with pytest.raises(InvalidUsage, match="invalid position"):
+            with pytest.raises(InvalidUsage, match="invalid generator position"):
                 await source.open((bid,), position)
         with pytest.raises(InvalidUsage, match="has no table 'bid'"):
             await make_source(CounterConfig(), around()).open((bid,), None)

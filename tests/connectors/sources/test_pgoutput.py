@@ -176,7 +176,7 @@ def test_a_tuple_of_another_width() -> None:
 
 def test_a_broken_description() -> None:
     batch = pgoutput.messages(frames([logged(b"R" + bytes(4) + b"public")]))
-    with pytest.raises(RemoteProtocolError, match="invalid description"):
+    with pytest.raises(RemoteProtocolError, match="invalid relation description"):
         pgoutput.relation(batch, 0)
 
 

@@ -443,7 +443,7 @@ async def test_tables_are_those_that_the_engine_says() -> None:
 @pytest.mark.parametrize(
     ("missing", "error", "words"),
     [
-        ("`nowhere`", UnknownObject, "no table or view named 'nowhere' (available: big, carriers"),
+        ("`nowhere`", UnknownObject, "no table or view named 'nowhere' .available: big, carriers"),
         ("`flights`", UnknownObject, "no table or view named 'flights'"),
         ("`x`.`fli``ghts`", UnknownObject, "x.fli`ghts: qualified names are not supported"),
         ("`penstock`.`steps`", InvalidUsage, "can only be read"),
