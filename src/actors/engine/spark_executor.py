@@ -247,7 +247,7 @@ class SparkExecutor(Actor[_Message]):
         return EngineCondition("starting" if self._number else "idle")
 
     def describe(self) -> str:
-        """Return the engine's state and its jobs, as text for people."""
+        """Return the engine's state and its jobs, as text for display."""
         if self._ready is not None:
             ready = self._ready
             where = f"on Java {ready.java_version}" if ready.jvm_pid else "over Spark Connect"

@@ -50,8 +50,8 @@ PAYLOAD_BYTES_MAX: Final = 4096
 
 
 class ChurnConfig(GeneratorConfig, frozen=True, kw_only=True, tag="churn"):
-    """Configuration of a churn generator. Each event is the turn of one key; `rate` counts the
-    events that change something."""
+    """Configuration of a churn generator. Each event visits one key and may change it; `rate`
+    counts the events that change something."""
 
     keys: int = 100_000
     updates: float = 8.0

@@ -102,7 +102,7 @@ class MaintenanceTask(Actor[_Message]):
         self._grown_last = False
         """True if the last maintained shard was one that grew: the others have their turn next."""
         self._running: str | None = None
-        """Description of the running work, for people; None if idle."""
+        """Description of the running work, for display; None if idle."""
         # The first collection of a process only lists orphans; a later one removes what an earlier
         # process left.
         self._orphans_due = True

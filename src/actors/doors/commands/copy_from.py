@@ -143,7 +143,7 @@ class CopyProgressLine:
 
 
 def copy_progress_text(progress: CopyFromProgress) -> str:
-    """Format a copy's progress for people."""
+    """Format a copy's progress for display."""
     return (
         f"{progress.files_done} of {progress.files} files, {progress.bytes_done / MIB:.1f} of "
         f"{progress.bytes / MIB:.1f} MiB read; {progress.rows} rows staged"

@@ -95,7 +95,7 @@ def _show(progress: CopyProgressed) -> None:
 
 
 def progress_text(progress: CopyProgressed) -> str:
-    """Format a copy's progress for people."""
+    """Format a copy's progress for display."""
     if not progress.parts_total:
         return "waiting until its timestamp is sealed"
     mib = 1 << 20

@@ -423,7 +423,7 @@ class GatewayCalls:
             await self._forget(session)
 
     def describe(self) -> str:
-        """Describe the numbers of sessions and operations for people."""
+        """Describe the numbers of sessions and operations for display."""
         sessions = list(self._sessions)
         operations = [each for session in sessions for each in session.operations.values()]
         left = sum(bool(each.left_ms) and not each.attached for each in operations)

@@ -264,7 +264,7 @@ class ConnectGateway(Actor[GatewayMessage]):
         self.ctx.effect(run, done=lambda _: None, failed=lambda _: None)
 
     def describe(self) -> str:
-        """Describe the open sessions and operations for people."""
+        """Describe the open sessions and operations for display."""
         return f"listens on {self._bound.address}; {self._calls.describe()}"
 
 

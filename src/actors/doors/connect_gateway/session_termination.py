@@ -1,4 +1,4 @@
-"""Registering the sessions of Connect clients, and ending them from outside.
+"""Registers the sessions of Connect clients, so that the service can end them.
 
 A session ends when its role or token is removed, or when an administrator ends it. An operation
 also ends when an administrator cancels it, or when its role loses a right to what it reads. It is

@@ -54,7 +54,7 @@ class ReadChoice(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Return why rows are found in this way, as text for people."""
+        """Return why rows are found in this way, as text for display."""
         key = f"({', '.join(self.key)})"
         match self.way:
             case "memory" if self.own:

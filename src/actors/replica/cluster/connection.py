@@ -198,7 +198,7 @@ class LocalInbox:
         self._mailbox: BoundedMailbox[Any] = BoundedMailbox("/local-client", 1)
         self.address: ActorAddress[Any] = ActorAddress(self._mailbox)
         self.error: PenstockError | None = None
-        """Reason for which the connection has ended, or None."""
+        """Reason why the connection ended; None if it has not."""
 
     def end(self, error: PenstockError) -> None:
         """End the connection with a reason. Only the first reason counts."""

@@ -46,7 +46,7 @@ class WireSink:
     def __init__(self, connection: FramedConnection[Response, Command]) -> None:
         self._connection = connection
         self.error: PenstockError | None = None
-        """Reason for which the connection has ended, or None."""
+        """Reason why the connection ended; None if it has not."""
         self.ended = anyio.Event()
         """Set together with `error`."""
 

@@ -145,7 +145,7 @@ class StatementQueue:
         self._state.ctx.effect(answer, done=lambda _: None)
 
     def describe(self) -> str:
-        """Return a description of the running statement, for people."""
+        """Return a description of the running statement, for display."""
         if self._backlog.running is None:
             return "no statement is running"
         statement = self._backlog.running.statement

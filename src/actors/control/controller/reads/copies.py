@@ -75,7 +75,7 @@ class _Copy(msgspec.Struct, eq=False):
     created: bool = False
     """True once the replicas were told to run the dataflow."""
     state: str = "waiting"
-    """Current activity of the copy, for people."""
+    """Current activity of the copy, for display."""
     news: CopyProgressed | None = None
     """Progress that was not sent to the client yet."""
     report_in_flight: bool = False

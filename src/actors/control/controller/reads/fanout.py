@@ -126,7 +126,7 @@ class FanoutMember(msgspec.Struct, eq=False, kw_only=True):
     id: ObjectId
     """Names the durable hold, and the first stream that the member starts."""
     name: str
-    """Name of the object, for people."""
+    """Name of the object, for display."""
     imported: ShardImport
     """The shard that the member reads, with the columns it reads."""
     as_of: Time

@@ -99,8 +99,8 @@ class _Subscription(FanoutMember, eq=False, kw_only=True):
     in_flight: int = 0
     """Bytes sent to the session and not delivered yet."""
     taken_ms: float = 0.0
-    """Time (monotonic, ms) at which the session last delivered some, or got some after having
-    none."""
+    """Time (monotonic, ms) at which the session last delivered changes, or received some while it
+    had none."""
     way: BatchReader | None = None
     """Position in a batch of blobs that is not fully sent yet."""
 

@@ -398,7 +398,7 @@ class ReplicaLink:
         self._attempts = 0
         """Failed attempts to connect since the last response; sets the backoff."""
         self._why = ""
-        """Text of the last error, for people."""
+        """Text of the last error, for display."""
         self._closed = False
         """True once `aclose` was called."""
 
@@ -590,7 +590,7 @@ class ReplicaLink:
         return lost
 
     def describe(self) -> str:
-        """Return the state of the connection, as text for people."""
+        """Return the state of the connection, as text for display."""
         if self._client is None:
             why = self._why or "none"
             return f"{self._name}: connecting, attempt {self._attempts + 1}; last error: {why}"

@@ -363,7 +363,7 @@ class RoleStore:
             log.warning("owners or rights of objects could not be stored: %s", error)
 
     def describe(self) -> str:
-        """Return the number of roles, for people."""
+        """Return the number of roles, for display."""
         return f"{len(self._state.access.registry.roles)} roles"
 
 

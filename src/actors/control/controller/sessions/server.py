@@ -484,7 +484,7 @@ def _size(message: ServiceMessage) -> int:
 
 
 def _text_of(request: Request) -> str:
-    """Return a request as text for people, without its rows and options."""
+    """Return a request as text for display, without its rows and options."""
     if isinstance(request, RunQuery | DescribeQuery | ExplainQuery | CreateView):
         return request.sql
     named = objects_of(request) if isinstance(request, Traced) else ""

@@ -82,7 +82,7 @@ class _Copy(msgspec.Struct, eq=False):
     command: RunOneshotIngestion
     rights: HeldRights
     state: str = "beginning"
-    """Current activity of the copy, for people."""
+    """Current activity of the copy, for display."""
     progress: CopyFromProgress | None = None
     """Latest progress that the cluster reported."""
     news: CopyFromProgress | None = None

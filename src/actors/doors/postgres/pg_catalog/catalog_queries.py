@@ -116,7 +116,7 @@ class CatalogQueries:
         self._database.apply_snapshot(snapshot)
 
     def apply_sessions(self, sessions: Sequence[CatalogSession]) -> None:
-        """Show these sessions in `pg_stat_activity`, in addition to the asking one."""
+        """Show these sessions in `pg_stat_activity`, in addition to the one that queries it."""
         self._database.functions.sessions = tuple(sessions)
 
     @staticmethod
