@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from actors.channel_adapter import (
-    AdapterStatistics,
     ChannelAdapter,
+    ClientGone,
     ConnectClient,
+    DisconnectClient,
     FromClient,
     FromWorker,
     InspectAdapter,
@@ -169,14 +170,18 @@ async def test_a_lot_of_the_current_nonce_goes_on_as_one(stage: ActorIsolation) 
     await worker.expect_nothing()  # not passed before the client took them
     await adapter.send(ResponsesAcked("a", (3, 4, 5)))
     await worker.expect(ResponsesForwarded, nonce="a", serials=(3, 4, 5))
+    await adapter.send(DisconnectClient("a"))
     await adapter.send(ConnectClient("old", client.address))
     await client.expect_nothing()  # what was stashed for it was older
-    assert await adapter.ask(InspectAdapter) == AdapterStatistics(3, 0, 0, 0)
+    found = await adapter.ask(InspectAdapter)
+    assert (found.forwarded, found.dropped, found.stashed) == (3, 2, 0)
 
 
 async def test_lots_of_others_are_judged_one_by_one(stage: ActorIsolation) -> None:
     adapter, worker, client = adapter_house(stage, stash=2)
     await adapter.send(ConnectClient("past", client.address))
+    await adapter.send(DisconnectClient("past"))
+    await worker.expect(ClientGone, nonce="past")
     await adapter.send(ConnectClient("a", client.address))
     adapter.reply(lot("past", 1, 2))
     await worker.expect(ResponsesForwarded, nonce="past", serials=(1,))  # dropped
@@ -188,10 +193,12 @@ async def test_lots_of_others_are_judged_one_by_one(stage: ActorIsolation) -> No
     await worker.expect(ResponsesForwarded, nonce="next", serials=(4,))
     await worker.expect_nothing()
     await client.expect_nothing()
+    await adapter.send(DisconnectClient("a"))
     await adapter.send(ConnectClient("next", client.address))
     for number, serial in ((3, 0), (4, 0), (5, 5)):
         await client.expect(FromWorker, response=Frontiers("v", write=number), serial=serial)
-    assert await adapter.ask(InspectAdapter) == AdapterStatistics(3, 2, 0, 0)
+    found = await adapter.ask(InspectAdapter)
+    assert (found.forwarded, found.delivered, found.dropped) == (1, 2, 2)
 
 
 # -- what is told to the workers -------------------------------------------------------------------
@@ -279,8 +286,8 @@ class Talk:
         """Past InitializationComplete."""
         await self.connection.send(ClientCommands((InitializationComplete(),)))
         for adapter in self.adapters:
-            await adapter.expect(ConnectClient)
-            await adapter.expect(FromClient, command=Hello("a"))
+            (await adapter.expect(ConnectClient)).reply.set(None)
+        await self.adapters[0].expect(FromClient, command=Hello("a"))
         complete = CommandBatch((CreateInstance(len(self.adapters)), InitializationComplete()))
         await self.adapters[0].expect(FromClient, command=complete)
 

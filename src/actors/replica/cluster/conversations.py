@@ -131,6 +131,11 @@ class ClientConversation:
         self._queue: deque[PendingResponse] = deque()
 
     @property
+    def parts(self) -> range:
+        """Return the numbers of the workers to whose adapters commands go."""
+        return self._parts.addressed
+
+    @property
     def waiting(self) -> int:
         """Return the number of complete responses that were not taken."""
         return len(self._queue)
@@ -284,11 +289,11 @@ class ComputeConversation(ClientConversation):
         self, command: Command, routed: list[RoutedCommand], traceparent: str | None = None
     ) -> None:
         for part, split in self._parts.split(command):
-            # Hello goes to every worker, so it is not batched with part 0's commands.
-            if part == 0 and not isinstance(split, Hello):
-                self._lot.append(split)
-            else:
+            # Hello goes alone: the worker changes its client with it, before it proposes it.
+            if isinstance(split, Hello):
                 routed.append(RoutedCommand(part, FromClient(self.nonce, split), traceparent))
+            else:
+                self._lot.append(split)
         if len(self._lot) >= LOT_MAX:
             self._pass_on(routed, traceparent)
 

@@ -77,6 +77,11 @@ class PartitionedHalf(ABC, Generic[C, R]):
         self._complete = False
         self.ended: list[ObjectId] = []
 
+    @property
+    @abstractmethod
+    def addressed(self) -> range:
+        """Return the parts that get commands of the client."""
+
     @abstractmethod
     def split(self, command: C) -> list[tuple[int, C]]:
         """Return (part, command) for every part that gets the command."""
@@ -260,6 +265,11 @@ class PartitionedState(PartitionedHalf[Command, Response]):
         """Return whether nothing is being merged."""
         return not (self._peeks or self._meets or self._subscribes or self._copies)
 
+    @property
+    def addressed(self) -> range:
+        """See `PartitionedHalf`."""
+        return range(1)
+
     def split(self, command: Command) -> list[tuple[int, Command]]:
         """See `PartitionedHalf`."""
         match command:
@@ -276,8 +286,6 @@ class PartitionedState(PartitionedHalf[Command, Response]):
                 self._complete = True
                 if self._waiting is not None:
                     self._limits.configure(self._waiting)
-        if isinstance(command, Hello | UpdateConfiguration):
-            return [(part, command) for part in range(self._parts)]
         # Part 0's worker passes the command to the sequencer, which orders it for all.
         return [(0, command)]
 
@@ -459,6 +467,11 @@ class StoragePartitioned(PartitionedHalf[storage.Command, storage.Response]):
     def idle(self) -> bool:
         """Return whether nothing is being merged."""
         return not (self._objects or self._oneshots)
+
+    @property
+    def addressed(self) -> range:
+        """See `PartitionedHalf`."""
+        return range(self._parts)
 
     def split(self, command: storage.Command) -> list[tuple[int, storage.Command]]:
         """See `PartitionedHalf`."""

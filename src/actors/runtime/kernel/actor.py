@@ -137,10 +137,10 @@ class ActorAddress(Generic[M]):
             asker.asking = (*asker.asking, waits)
         try:
             if deadline_ms is None:
-                await mailbox.send(make(reply))
+                await self.send(make(reply))
                 return await reply.future
             with anyio.fail_after(deadline_ms / 1000):
-                await mailbox.send(make(reply))
+                await self.send(make(reply))
                 return await reply.future
         except TimeoutError:
             raise DeadlineExceeded(f"{self.path} did not answer in {deadline_ms} ms") from None
