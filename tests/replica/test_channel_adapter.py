@@ -157,7 +157,7 @@ async def test_commands_are_tagged_and_responses_acknowledged(
 ) -> None:
     adapter, worker, client = house(stage, half)
     await adapter.send(FromClient("a", AllowWrites()))  # nobody is connected: dropped
-    await adapter.send(ConnectClient("a", client.address))
+    await adapter.send(ConnectClient("a", client.address, ReplySlot()))
     await adapter.send(FromClient("a", Hello("a")))
     await adapter.send(FromClient("z", AllowWrites()))
     await worker.expect(TaggedCommand, half=half, nonce="a", command=Hello("a"))
@@ -186,10 +186,10 @@ async def test_commands_in_flight_of_a_displaced_connection_are_dropped(
 ) -> None:
     adapter, worker, client = house(stage, half)
     second = stage.probe("second")
-    await adapter.send(ConnectClient("a", client.address))
+    await adapter.send(ConnectClient("a", client.address, ReplySlot()))
     await adapter.send(DisconnectClient("a"))
     await worker.expect(ClientGone, half=half, nonce="a")
-    await adapter.send(ConnectClient("b", second.address))
+    await adapter.send(ConnectClient("b", second.address, ReplySlot()))
     await adapter.send(FromClient("a", AllowCompaction("u1", 1 << 62)))
     await adapter.send(FromClient("b", Hello("b")))
     await worker.expect(TaggedCommand, half=half, nonce="b", command=Hello("b"))
@@ -214,7 +214,7 @@ async def test_a_stranger_waits_for_its_client_and_is_taken_once(
     for number in range(2):
         adapter.reply(of(half, "b", number))
         await worker.expect(ResponsesForwarded, half=half, nonce="b", serials=(number + 1,))
-    await adapter.send(ConnectClient("b", client.address))
+    await adapter.send(ConnectClient("b", client.address, ReplySlot()))
     for number in range(2):
         stashed = of(half, "b", number).response
         await client.expect(FromWorker, response=stashed, serial=0)
@@ -239,7 +239,7 @@ async def test_at_the_bound_the_worker_is_not_read_and_nothing_is_lost(
     await worker.expect(ResponsesForwarded, half=half, serials=(2,))
     await worker.expect_nothing()
     assert await counts(adapter) == {"stashed": 2, "holding": 2}
-    await adapter.send(ConnectClient("b", client.address))
+    await adapter.send(ConnectClient("b", client.address, ReplySlot()))
     for number in range(4):
         await client.expect(FromWorker, response=of(half, "b", number).response)
 
@@ -252,7 +252,7 @@ async def test_strangers_that_were_held_go_with_the_stash(
     for number in range(3):
         adapter.reply(of(half, "x", number))
     await worker.expect(ResponsesForwarded, half=half, nonce="x")
-    await adapter.send(ConnectClient("b", client.address))
+    await adapter.send(ConnectClient("b", client.address, ReplySlot()))
     adapter.reply(of(half, "b", 7))
     await client.expect(FromWorker, nonce="b")
     await worker.expect(ResponsesForwarded, half=half, nonce="x")
@@ -266,7 +266,7 @@ async def test_a_worker_that_takes_nothing_holds_up_commands_and_loses_none(
 ) -> None:
     adapter, worker, client = house(stage, half)
     worker.stall()
-    await adapter.send(ConnectClient("a", client.address))
+    await adapter.send(ConnectClient("a", client.address, ReplySlot()))
     for nonce in ("first", "second"):
         await adapter.send(FromClient("a", Hello(nonce)))
     await worker.expect_nothing()
@@ -282,7 +282,7 @@ async def test_a_worker_that_is_gone_is_no_fault_of_the_adapter(
     stage: ActorIsolation, half: Half, how: str
 ) -> None:
     adapter, worker, client = house(stage, half)
-    await adapter.send(ConnectClient("a", client.address))
+    await adapter.send(ConnectClient("a", client.address, ReplySlot()))
     await (worker.stop() if how == "stop" else worker.crash())
     await adapter.send(FromClient("a", AllowWrites()))
     await adapter.send(DisconnectClient("a"))
@@ -298,7 +298,7 @@ async def test_a_client_waits_until_its_predecessor_has_left(
 ) -> None:
     adapter, worker, client = house(stage, half)
     second = stage.probe("second")
-    await adapter.send(ConnectClient("a", client.address))
+    await adapter.send(ConnectClient("a", client.address, ReplySlot()))
     served = ReplySlot[None]()
     await adapter.send(ConnectClient("b", second.address, served))
     await stage.idle()
@@ -331,7 +331,7 @@ async def test_a_client_that_left_before_it_arrived_is_never_served(
     await adapter.send(ConnectClient("a", client.address, late))
     with pytest.raises(ResourceClosed, match="client a has left"):
         await late.future
-    await adapter.send(ConnectClient("b", client.address))
+    await adapter.send(ConnectClient("b", client.address, ReplySlot()))
     await adapter.send(ConnectClient("c", client.address, waited))
     await adapter.send(DisconnectClient("c"))
     with pytest.raises(ResourceClosed, match="client c has left"):

@@ -62,6 +62,7 @@ from actors.replica.compute import events as e
 from actors.replica.compute.outbox import ResponseOutbox
 from actors.replica.compute.state import ComputeState
 from actors.runtime.errors import PenstockError
+from actors.runtime.kernel import ReplySlot
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
 from cluster_house import SOURCE, index, subscribe  # type: ignore[import-not-found]
@@ -144,7 +145,9 @@ class Conversations(RuleBasedStateMachine):
         self.clients += 1
         self.client = client = Client(f"n{self.clients}", self.count, self.limits)
         for number in range(self.count):
-            self.to("adapter", number).reply(ConnectClient(client.nonce, self.to("client", number)))
+            self.to("adapter", number).reply(
+                ConnectClient(client.nonce, self.to("client", number), ReplySlot())
+            )
         self.say(Hello(client.nonce))
         self.say(CreateInstance(self.count))
         for dataflow in replay:
@@ -199,7 +202,7 @@ class Conversations(RuleBasedStateMachine):
             client.mine.check(command)
         except PenstockError:
             return False
-        client.responses.heard(command)
+        client.responses.note_command(command)
         client.rules.check(command)  # what the client's side lets through, the cluster's does
         for part, split in client.parts.split(command):
             self.to("adapter", part).reply(FromClient(client.nonce, split))

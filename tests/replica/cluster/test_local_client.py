@@ -93,8 +93,8 @@ class FakeCluster:
     async def ask(self, make: Any) -> Any:
         message = make(None)
         assert isinstance(message, AcceptConnection)
-        assert isinstance(message.outlet, LocalInbox)
-        self.inbox = message.outlet
+        assert isinstance(message.sink, LocalInbox)
+        self.inbox = message.sink
         for way in self.inbox.ways:
             await way.attach("a", self.inbox.address)
         return self
@@ -167,7 +167,7 @@ async def test_a_wrong_command_ends_the_connection_unless_the_caller_has_checked
     assert client.try_send([peek(1), peek(1), peek(2)]) == 3
     assert cluster.adapters[0].commands() == [peek(1)]
     assert cluster.ended
-    with pytest.raises(RemoteProtocolError, match="has no answer yet"):
+    with pytest.raises(RemoteProtocolError, match="is still pending"):
         await client.receive()
     trusting = FakeCluster()
     other = trusting.client().trust()

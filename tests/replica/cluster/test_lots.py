@@ -49,6 +49,7 @@ from actors.replica.cluster.conversations import AcknowledgementWindow, ComputeC
 from actors.replica.cluster.partitioned import ConnectionLimits
 from actors.replica.compute.index import ClusterPartitions
 from actors.runtime.errors import LocalProtocolError, MalformedFrame
+from actors.runtime.kernel import ReplySlot
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TracedMessage
 from actors.runtime.transport.connection import FramedConnection, TransportListener, dial
@@ -124,7 +125,7 @@ async def test_a_message_that_fits_no_frame_is_told_of_when_it_is_the_first() ->
     async with both_ends(settings) as (near, far):
         large = Ping(1, bytes(settings.frame_bytes_max + 1))
         assert near.try_send([Ping(0), large, Ping(2)]) == 1
-        with pytest.raises(LocalProtocolError, match="a frame holds at most"):
+        with pytest.raises(LocalProtocolError, match="too large for a frame"):
             near.try_send([large, Ping(2)])
         assert near.try_send([Ping(2)]) == 1
         assert [await far.receive(), await far.receive()] == [Ping(0), Ping(2)]
@@ -164,14 +165,14 @@ async def test_a_lot_of_the_current_nonce_goes_on_as_one(stage: ActorIsolation) 
     adapter.reply(lot("old", 1, 2))  # from the future, as far as it knows
     await worker.expect(ResponsesForwarded, nonce="old", serials=(1,))
     await worker.expect(ResponsesForwarded, nonce="old", serials=(2,))
-    await adapter.send(ConnectClient("a", client.address))
+    await adapter.send(ConnectClient("a", client.address, ReplySlot()))
     adapter.reply(lot("a", 3, 4, 5))
     await client.expect(ManyFromWorker, worker=1, nonce="a", responses=lot("a", 3, 4, 5).responses)
     await worker.expect_nothing()  # not passed before the client took them
     await adapter.send(ResponsesAcked("a", (3, 4, 5)))
     await worker.expect(ResponsesForwarded, nonce="a", serials=(3, 4, 5))
     await adapter.send(DisconnectClient("a"))
-    await adapter.send(ConnectClient("old", client.address))
+    await adapter.send(ConnectClient("old", client.address, ReplySlot()))
     await client.expect_nothing()  # what was stashed for it was older
     found = await adapter.ask(InspectAdapter)
     assert (found.forwarded, found.dropped, found.stashed) == (3, 2, 0)
@@ -179,10 +180,10 @@ async def test_a_lot_of_the_current_nonce_goes_on_as_one(stage: ActorIsolation) 
 
 async def test_lots_of_others_are_judged_one_by_one(stage: ActorIsolation) -> None:
     adapter, worker, client = adapter_house(stage, stash=2)
-    await adapter.send(ConnectClient("past", client.address))
+    await adapter.send(ConnectClient("past", client.address, ReplySlot()))
     await adapter.send(DisconnectClient("past"))
     await worker.expect(ClientGone, nonce="past")
-    await adapter.send(ConnectClient("a", client.address))
+    await adapter.send(ConnectClient("a", client.address, ReplySlot()))
     adapter.reply(lot("past", 1, 2))
     await worker.expect(ResponsesForwarded, nonce="past", serials=(1,))  # dropped
     await worker.expect(ResponsesForwarded, nonce="past", serials=(2,))
@@ -194,7 +195,7 @@ async def test_lots_of_others_are_judged_one_by_one(stage: ActorIsolation) -> No
     await worker.expect_nothing()
     await client.expect_nothing()
     await adapter.send(DisconnectClient("a"))
-    await adapter.send(ConnectClient("next", client.address))
+    await adapter.send(ConnectClient("next", client.address, ReplySlot()))
     for number, serial in ((3, 0), (4, 0), (5, 5)):
         await client.expect(FromWorker, response=Frontiers("v", write=number), serial=serial)
     found = await adapter.ask(InspectAdapter)
@@ -205,8 +206,8 @@ async def test_lots_of_others_are_judged_one_by_one(stage: ActorIsolation) -> No
 
 
 def told(acks: AcknowledgementWindow, worker: int, serial: int, response: Response) -> list[Any]:
-    acks.left(worker, serial, response)
-    return acks.due()
+    acks.note_sent(worker, serial, response)
+    return acks.take_due()
 
 
 def test_what_has_left_is_told_by_the_quarter_of_a_window() -> None:
@@ -316,7 +317,7 @@ async def test_what_stands_before_a_command_that_breaks_a_rule_is_passed_on(
     await talk.connection.send(ClientCommands((peek("p1"), peek("p1"), peek("p2"))))
     await talk.adapters[0].expect(FromClient, command=peek("p1"))
     await talk.adapters[0].expect_nothing()
-    assert "has no answer yet" in str(talk.outlet.error)
+    assert "is still pending" in str(talk.outlet.error)
 
 
 async def test_a_context_that_is_not_let_in_does_not_travel(stage: ActorIsolation) -> None:
