@@ -194,7 +194,7 @@ class StashRules:
         self.current: Nonce | None = None
         """Nonce of the latest client, also after it has disconnected; None before the first."""
         self.connected = False
-        """Whether the client of `current` is still connected."""
+        """True while the client of the current nonce is connected."""
         self.discarded = 0
         """Number of stashed responses that were dropped: their client never came."""
 

@@ -62,7 +62,6 @@ from actors.replica.compute import events as e
 from actors.replica.compute.outbox import ResponseOutbox
 from actors.replica.compute.state import ComputeState
 from actors.runtime.errors import PenstockError
-from actors.runtime.kernel import ReplySlot
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
 from cluster_house import SOURCE, index, subscribe  # type: ignore[import-not-found]
@@ -91,6 +90,16 @@ def finish(coroutine: Any) -> None:
     """Runs what never waits."""
     with pytest.raises(StopIteration):
         coroutine.send(None)
+
+
+class IgnoredReply:
+    """Commands are sent without waiting for it: the adapter's mailbox keeps their order."""
+
+    def set(self, value: None) -> None:
+        pass
+
+    def fail(self, error: PenstockError) -> None:
+        pass
 
 
 class Client:
@@ -145,9 +154,9 @@ class Conversations(RuleBasedStateMachine):
         self.clients += 1
         self.client = client = Client(f"n{self.clients}", self.count, self.limits)
         for number in range(self.count):
-            self.to("adapter", number).reply(
-                ConnectClient(client.nonce, self.to("client", number), ReplySlot())
-            )
+            attached: Any = IgnoredReply()
+            client_address = self.to("client", number)
+            self.to("adapter", number).reply(ConnectClient(client.nonce, client_address, attached))
         self.say(Hello(client.nonce))
         self.say(CreateInstance(self.count))
         for dataflow in replay:
@@ -379,6 +388,7 @@ class Conversations(RuleBasedStateMachine):
             assert not worker.emitting
             assert not adapter._held
             adapter._rules.validate()
+            adapter._turns.validate()
             assert worker.state.next_index == self.order.next_index
             assert worker.state.connected == (self.client is not None)
             assert len(worker.state.reads.pending) == 0

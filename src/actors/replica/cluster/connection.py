@@ -125,7 +125,7 @@ class AdapterWay:
         self._waiting: deque[tuple[Any, str | None]] = deque()
         """Messages with their trace contexts, until the adapter serves the client."""
         self._is_open = False
-        """Whether messages go to the adapter at once: it serves the client, and none waits."""
+        """True once messages go to the adapter directly: it serves the client, and none waits."""
         self._opened = anyio.Event()
 
     async def attach(self, nonce: Nonce, client: ActorAddress[Any]) -> None:
