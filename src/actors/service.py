@@ -15,7 +15,7 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -94,6 +94,7 @@ from actors.runtime.kernel import (
     SystemClock,
 )
 from actors.runtime.kernel.clock import ThreadedClock
+from actors.runtime.measurement import Measurement
 from actors.runtime.settings import Settings, without_user
 from actors.runtime.transport.address import NetworkAddress as Place
 from actors.runtime.transport.connection import TransportListener
@@ -506,6 +507,11 @@ class Service:
         """Return every live actor."""
         assert self._system is not None, "the service has not been started"
         return self._system.statistics()
+
+    def measures(self) -> Iterator[Measurement]:
+        """Yield the service's metrics at this moment; nothing before it has begun to start."""
+        if self._system is not None:
+            yield from self._system.measures()
 
     async def readiness(self) -> ReadinessReport:
         """Return whether the service and its parts can serve now; at any moment, and in any

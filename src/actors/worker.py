@@ -87,9 +87,10 @@ from actors.replica.compute.state import ComputeState
 from actors.replica.storage.half import StorageHalf, StorageMessage
 from actors.runtime.errors import ERROR_TEXT_BYTES_MAX
 from actors.runtime.kernel import Actor, ActorAddress, FlowWindow, ReplySlot
+from actors.runtime.metric_table import RECONCILED_REPLACED, RECONCILED_REUSED
 from actors.runtime.settings import Settings
 from actors.runtime.spans import measure, span_below
-from actors.runtime.telemetry import RECONCILED_REPLACED, RECONCILED_REUSED, WORKER_EMIT
+from actors.runtime.telemetry import WORKER_EMIT
 
 log = logging.getLogger("penstock.worker")
 

@@ -38,6 +38,7 @@ from opentelemetry.trace import (
     Tracer,
 )
 
+from actors.runtime.measurement import MetricDefinition
 from actors.runtime.telemetry import (
     CANCELED,
     HOPS,
@@ -57,12 +58,12 @@ LINKS_MAX: Final = 32
 class MeasureInstruments(Protocol):
     """The receiver of measures (`actors.runtime.tracing.metrics`)."""
 
-    def measure(self, name: str, value: float, key: str, /) -> None:
-        """Add, record or set a value, as is the measure's kind; `key`: the dataflow or object."""
+    def measure(self, metric: MetricDefinition, value: float, labels: tuple[str, ...], /) -> None:
+        """Add, record or set a value, as the metric's kind requires."""
         ...
 
-    def forget(self, key: str, names: Iterable[str], /) -> None:
-        """Take back the measures of those names that have this key."""
+    def forget(self, metrics: Iterable[MetricDefinition], labels: tuple[str, ...], /) -> None:
+        """Remove the series of those metrics that have these labels."""
         ...
 
 
@@ -105,16 +106,17 @@ def current_export() -> TraceExport | None:
     return _trace_export
 
 
-def measure(name: str, value: float, key: str = "") -> None:
-    """Give a value to the instrument of that name, if this process measures."""
+def measure(metric: MetricDefinition, value: float, *labels: str) -> None:
+    """Record a value of a metric, if this process measures: for events that are rare. A part that
+    counts often reports its own numbers (`actors.runtime.measurement`)."""
     if _instruments is not None:
-        _instruments.measure(name, value, key)
+        _instruments.measure(metric, value, labels)
 
 
-def forget_measures(key: str, *names: str) -> None:
-    """Take back what was measured under a key: the dataflow or object is gone."""
+def forget_measures(key: str, *metrics: MetricDefinition) -> None:
+    """Remove the series with this label: its dataflow or object is gone."""
     if _instruments is not None:
-        _instruments.forget(key, names)
+        _instruments.forget(metrics, (key,))
 
 
 def is_measuring() -> bool:

@@ -26,13 +26,13 @@ import msgspec
 
 from actors.runtime.errors import PenstockError
 from actors.runtime.kernel import ActorClock, with_jitter
-from actors.runtime.settings import Settings
-from actors.runtime.spans import measure
-from actors.runtime.telemetry import (
+from actors.runtime.metric_table import (
     WAL_BACKUP_LAG,
     WAL_OFFLOAD_FAILURES,
     WAL_OFFLOADED,
 )
+from actors.runtime.settings import Settings
+from actors.runtime.spans import measure
 from actors.wal.archive import WalArchive
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.timeline import WalTimeline

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import anyio
 import pytest
@@ -14,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors.doors.client.client import Client
 from actors.runtime import spans
 from actors.runtime.errors import AddressInUse
+from actors.runtime.measurement import Measurement
+from actors.runtime.metric_table import LAG_MS, MAILBOX_DEPTH, STEP_SECONDS, STEPS, WAL_QUEUED
 from actors.runtime.settings import Settings
-from actors.runtime.telemetry import LAG_MS, STEP_SECONDS, STEPS, WAL_QUEUED
 from actors.runtime.tracing.metrics import MetricCollector, start
 from actors.runtime.transport.http_pages import HttpPages, metrics_page
 from actors.service import Service
@@ -61,7 +60,7 @@ async def test_steps_rows_lag_mailboxes_appends_and_sessions_are_on_the_page(
             await Client.connect(service.address) as client,
             pages(metrics, settings).serve("127.0.0.1:0", "metrics_listen") as url,
         ):
-            metrics.watch(service.actors)
+            metrics.watch(service.measures)
             await client.create_table("flights", {"id": "bigint"}, ["id"])
             await client.create_materialized_view("ids", "SELECT id FROM flights WHERE id > 0")
             time = 0
@@ -131,13 +130,11 @@ def test_values_are_added_set_and_counted_by_size_and_taken_back() -> None:
 
 
 def test_actors_that_are_gone_leave_no_series() -> None:
-    live: list[Any] = []
+    live: list[Measurement] = []
     with start() as metrics:
         metrics.watch(lambda: live)
         for number in range(3_000):
-            live[:] = [
-                SimpleNamespace(path=f"/a{number}", depth=1, depth_max=1, received=1, busy_ms=1)
-            ]
+            live[:] = [Measurement(MAILBOX_DEPTH, 1, (f"/a{number}",))]
             found = samples(metrics.page().decode())
             assert {key for name, key in found if name.startswith("penstock_mailbox")} == {
                 f"/a{number}"

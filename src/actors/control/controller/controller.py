@@ -13,6 +13,7 @@ ends.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, assert_never
@@ -49,6 +50,7 @@ from actors.control.controller.object_conditions import (
     observe_objects,
     settle,
 )
+from actors.control.controller.object_metrics import object_measures
 from actors.control.controller.reads.copies import CopyHoldAcquired, CopyTimedOut, RunningCopies
 from actors.control.controller.reads.memory_reads import MemoryReads
 from actors.control.controller.reads.queries import (
@@ -172,6 +174,7 @@ from actors.runtime.errors import (
     WouldBlock,
 )
 from actors.runtime.kernel import Actor, ActorAddress
+from actors.runtime.measurement import Measurement
 from actors.runtime.progress import ObjectId
 from actors.runtime.settings import Settings
 from actors.runtime.tracing.setup import current_tracing
@@ -757,6 +760,9 @@ class Controller(Actor[ControllerMessage]):
         # Before the moves: the hold of a subscribe that is cut off is dropped and not moved.
         self._subscribes.cut_off()
         self._holds.move(self._subscribes.hold_moves())
+
+    def measures(self) -> Iterator[Measurement]:
+        yield from object_measures(self._state)
 
     def describe(self) -> str:
         return (

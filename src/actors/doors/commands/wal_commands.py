@@ -177,7 +177,7 @@ async def _listen(
         print(f"listening on {bound.address}", flush=True)
         async with AsyncExitStack() as stack:
             if metrics is not None:
-                metrics.watch(system.statistics)
+                metrics.watch(system.measures)
                 # It is ready as soon as it listens, which it does by now.
                 pages = {
                     "/metrics": metrics_page(metrics.page),

@@ -9,15 +9,15 @@ import msgspec
 from actors.model.protocol.compute import StatusResponse
 from actors.replica.dataflow.step import StepDeltas
 from actors.replica.dataflow.view import StepOutcome
-from actors.runtime.progress import ObjectId
-from actors.runtime.spans import forget_measures, measure
-from actors.runtime.telemetry import (
+from actors.runtime.metric_table import (
     STEP_ROWS_IN,
     STEP_ROWS_OUT,
     STEP_SECONDS,
     STEPS,
     STEPS_IN_ERROR,
 )
+from actors.runtime.progress import ObjectId
+from actors.runtime.spans import forget_measures, measure
 
 _OF_DELTAS: Final = [name for name in StatusResponse.__struct_fields__ if hasattr(StepDeltas, name)]
 _OF_OUTCOME: Final = [

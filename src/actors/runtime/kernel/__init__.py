@@ -1,6 +1,6 @@
 """Actors: bounded mailboxes, envelopes, contexts and their supervision.
 
-Imports only errors and telemetry of the project. Re-exports the public names.
+Imports only errors, telemetry and the metrics of the project. Re-exports the public names.
 """
 
 from actors.runtime.kernel.actor import ESCALATE as ESCALATE

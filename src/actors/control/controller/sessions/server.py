@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeGuard, assert_never
 
 import anyio
@@ -56,6 +56,8 @@ from actors.runtime.errors import (
     to_wire,
 )
 from actors.runtime.kernel import STOP, Actor, ActorAddress, ReplySlot, RunningEffect
+from actors.runtime.measurement import Measurement
+from actors.runtime.metric_table import SESSIONS
 from actors.runtime.settings import Settings
 from actors.runtime.spans import OpenSpan, begin_request, span_below, use_context
 from actors.runtime.telemetry import (
@@ -593,6 +595,9 @@ class ApiServer(Actor[_ServerMessage]):
             ended()
 
         self.ctx.watch(session, _SessionEnded(closed))
+
+    def measures(self) -> Iterator[Measurement]:
+        yield Measurement(SESSIONS, sum(bool(each.door) for each in self._sessions))
 
     def describe(self) -> str:
         where = "in process" if self._listener is None else f"{self._listener.address}"
