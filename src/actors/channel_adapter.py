@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final, TypeAlias, assert_never
 
@@ -45,6 +46,8 @@ from actors.model.protocol.internal import (
 )
 from actors.runtime.errors import ConnectionBroken, ResourceClosed
 from actors.runtime.kernel import Actor, ActorAddress, CoalescingOutbox, ReplySlot
+from actors.runtime.measurement import Measurement
+from actors.runtime.metric_table import ADAPTER_RESPONSES, OUTBOX_MESSAGES, RESPONSES_SENT
 from actors.runtime.progress import Nonce
 from actors.runtime.spans import span_below
 from actors.runtime.telemetry import ADAPTER_COMMAND, ADAPTER_RESPONSE, TRACEPARENT
@@ -240,6 +243,9 @@ class ChannelAdapter(Actor[AdapterMessage]):
         self._held: deque[TaggedResponse] = deque()
         self._forwarded = 0
         self._dropped = 0
+        self._stashed = 0
+        self._kept_back = 0
+        """Responses that were held: they are judged again later."""
 
     async def receive(self, message: AdapterMessage) -> None:
         """Handle one message of the client or the worker."""
@@ -299,8 +305,10 @@ class ChannelAdapter(Actor[AdapterMessage]):
                 self._dropped += 1
                 await self._acknowledge(tagged.nonce, (tagged.serial,))
             case NonceVerdict.STASH:
+                self._stashed += 1
                 await self._acknowledge(tagged.nonce, (tagged.serial,))
             case NonceVerdict.HOLD:
+                self._kept_back += 1
                 self._held.append(tagged)
 
     async def _many_from_worker(self, tagged: TaggedResponses) -> None:
@@ -354,6 +362,17 @@ class ChannelAdapter(Actor[AdapterMessage]):
             self._forwarded, self._dropped, self._rules.stashed, len(self._held)
         )
 
+    def measures(self) -> Iterator[Measurement]:
+        """Yield how many responses got each verdict."""
+        counts = {
+            NonceVerdict.FORWARD: self._forwarded,
+            NonceVerdict.DROP: self._dropped,
+            NonceVerdict.STASH: self._stashed,
+            NonceVerdict.HOLD: self._kept_back,
+        }
+        for verdict, count in counts.items():
+            yield Measurement(ADAPTER_RESPONSES, count, (self._half, verdict.value))
+
     def describe(self) -> str:
         """Return the client and the size of the stash, as text for people."""
         rules = self._rules
@@ -372,6 +391,13 @@ def send_responses(outbox: CoalescingOutbox[Any, Any], adapter: ActorAddress[Any
     else:
         # Together: what one turn of the worker has made takes one turn of the adapter.
         adapter.reply(TaggedResponses(nonce, tuple(going)))
+
+
+def outbox_measures(outbox: CoalescingOutbox[Any, Any], half: Half) -> Iterator[Measurement]:
+    """Yield the metrics of a worker's outbox."""
+    yield Measurement(OUTBOX_MESSAGES, len(outbox), (half, "waiting"))
+    yield Measurement(OUTBOX_MESSAGES, outbox.in_flight, (half, "sent"))
+    yield Measurement(RESPONSES_SENT, outbox.sent, (half,))
 
 
 def _parent(response: AnyResponse) -> str | None:

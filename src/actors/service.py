@@ -184,7 +184,9 @@ class Service:
         self._cluster_listener: TransportListener | None = None
         self._clusters: WorkerCluster | LocalReplicas | None = None
         self._memory_reads = MemoryReads()
-        self._sessions = OpenSessions(lambda: self._clock.now_ms())
+        self._sessions = OpenSessions(
+            lambda: self._clock.now_ms(), lambda: self._clock.monotonic_ms()
+        )
         self._gateway: Any = None
         self.execute_statement: Any = None
         """Executes SQL statements of the service for Spark Connect's clients

@@ -13,11 +13,12 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any, Final
 
+from actors.runtime.alert_table import ALERTS
 from actors.runtime.measurement import MetricDefinition
 from actors.runtime.metric_table import METRICS
 
 PAGE: Final = Path("docs", "reference", "metrics.md")
-ALERTS: Final = Path("deploy", "prometheus-alerts.yaml")
+RULES: Final = Path("deploy", "prometheus-alerts.yaml")
 DASHBOARD: Final = Path("deploy", "grafana-dashboard.json")
 BY: Final = "actors.runtime.metric_table; run `python -m tests.kit.metric_files` to write this file"
 COLUMNS: Final = 24
@@ -60,10 +61,9 @@ def page() -> str:
         rows = "".join(f"\n{_row(metric)}" for metric in metrics)
         parts.append(f"## {group}")
         parts.append(f"| metric | labels | meaning | when it is high |\n|---|---|---|---|{rows}")
-    rules = [rule for metric in METRICS for rule in metric.alerts]
     rows = "".join(
         f"\n| `{rule.name}` | {rule.severity} | `{rule.expression}` | {rule.minutes} min |"
-        for rule in rules
+        for rule in ALERTS
     )
     parts.append("## Alerts")
     parts.append(f"| alert | severity | condition | for |\n|---|---|---|---|{rows}")
@@ -83,19 +83,18 @@ def _row(metric: MetricDefinition) -> str:
 def alerts() -> str:
     """Return the file of alert rules for Prometheus."""
     lines = [f"# From {BY}.", "groups:", "  - name: penstock", "    rules:"]
-    for metric in METRICS:
-        for rule in metric.alerts:
-            # A JSON string is a YAML string too.
-            lines += [
-                f"      - alert: {rule.name}",
-                f"        expr: {json.dumps(rule.expression)}",
-                f"        for: {rule.minutes}m",
-                "        labels:",
-                f"          severity: {rule.severity}",
-                "        annotations:",
-                f"          summary: {json.dumps(rule.summary)}",
-                f"          description: {json.dumps(metric.action)}",
-            ]
+    for rule in ALERTS:
+        # A JSON string is a YAML string too.
+        lines += [
+            f"      - alert: {rule.name}",
+            f"        expr: {json.dumps(rule.expression)}",
+            f"        for: {rule.minutes}m",
+            "        labels:",
+            f"          severity: {rule.severity}",
+            "        annotations:",
+            f"          summary: {json.dumps(rule.summary)}",
+            f"          description: {json.dumps(rule.metric.action)}",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -198,7 +197,7 @@ def _panel(metric: MetricDefinition) -> dict[str, Any]:
     }
 
 
-FILES: Final = {PAGE: page, ALERTS: alerts, DASHBOARD: dashboard}
+FILES: Final = {PAGE: page, RULES: alerts, DASHBOARD: dashboard}
 """The files, and the functions that make their texts."""
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from actors.model.protocol.compute import (
 )
 from actors.model.protocol.internal import AnyResponse, Half, TaggedCommand, TaggedResponse
 from actors.model.protocol.storage import FrontierUpper
+from actors.runtime.metric_table import ADAPTER_RESPONSES
 from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.testing.peer_probes import PeerProbe
 
@@ -225,6 +226,20 @@ async def test_at_the_bound_the_worker_is_not_read_and_nothing_is_lost(
     await adapter.send(ConnectClient("b", client.address))
     for number in range(4):
         await client.expect(FromWorker, response=of(half, "b", number).response)
+    adapter.reply(of(half, "a"))
+    await inspect(adapter)
+    counts = {
+        each.labels: each.value
+        for each in stage.system.measures()
+        if each.metric is ADAPTER_RESPONSES
+    }
+    # Those of the stash were forwarded, too, once their client was there.
+    assert counts == {
+        (half, "forward"): 4,
+        (half, "drop"): 0,
+        (half, "stash"): 3,
+        (half, "hold"): 2,
+    }
 
 
 @both_halves

@@ -21,19 +21,6 @@ MetricKind: TypeAlias = Literal["counter", "level", "gauge", "histogram"]
 histogram counts values by size."""
 
 
-class AlertRule(msgspec.Struct, frozen=True):
-    """An alert of Prometheus on one metric."""
-
-    name: str
-    expression: str
-    """PromQL that is true while something is wrong."""
-    minutes: int
-    """Time for which the expression must hold before the alert fires."""
-    severity: Literal["warning", "critical"]
-    summary: str
-    """One sentence for whoever is alerted; it may use Prometheus' `{{ $labels.… }}`."""
-
-
 class MetricDefinition(msgspec.Struct, frozen=True):
     """One metric of the page."""
 
@@ -51,7 +38,6 @@ class MetricDefinition(msgspec.Struct, frozen=True):
     """Names of the labels, with dots."""
     bounds: tuple[float, ...] = SECONDS
     """Upper bounds of a histogram's buckets."""
-    alerts: tuple[AlertRule, ...] = ()
 
     @property
     def family(self) -> str:

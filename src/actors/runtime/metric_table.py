@@ -1,19 +1,28 @@
 """The table of all metrics.
 
-From it come the page `/metrics`, docs/reference/metrics.md, and the Grafana dashboard and the
-Prometheus alerts in deploy/ (`python -m tests.kit.metric_files` writes these files). A new metric
-is one definition here and one place that reports it.
+From it come the page `/metrics`, docs/reference/metrics.md, and the Grafana dashboard in deploy/.
+The alerts are in `actors.runtime.alert_table`. `python -m tests.kit.metric_files` writes the files.
+A new metric is one definition here and one place that reports it.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
-from actors.runtime.measurement import AlertRule, MetricDefinition
+from actors.runtime.measurement import MetricDefinition
 from actors.runtime.telemetry import DATAFLOW, OBJECT
 
 ACTOR: Final = "actor"
+CHANGE: Final = "penstock.change"
+COMMAND: Final = "penstock.command"
+DOOR: Final = "penstock.door"
+ERROR_CLASS: Final = "penstock.error"
+HALF: Final = "penstock.half"
+KIND: Final = "penstock.kind"
+OUTCOME: Final = "penstock.outcome"
 REASON: Final = "penstock.reason"
+REPLICA: Final = "penstock.replica"
+STATE: Final = "penstock.state"
 WAL_OUTCOME: Final = "penstock.wal.outcome"
 MESSAGES: Final = (0, 5, 10, 25, 50, 75, 100, 250, 500, 750, 1000, 2500, 5000, 7500, 10000)
 
@@ -28,15 +37,6 @@ LAG_MS: Final = MetricDefinition(
     "steps take longer than its changes need a smaller query or more cores.",
     "milliseconds",
     (OBJECT,),
-    alerts=(
-        AlertRule(
-            "PenstockObjectStale",
-            "penstock_object_lag_milliseconds > 60000",
-            5,
-            "warning",
-            "Readers of {{ $labels.penstock_object }} see data that is more than a minute old.",
-        ),
-    ),
 )
 STALLED_MS: Final = MetricDefinition(
     "Objects",
@@ -46,15 +46,42 @@ STALLED_MS: Final = MetricDefinition(
     "Read the reason and the hint in `penstock.errors`.",
     "milliseconds",
     (OBJECT,),
-    alerts=(
-        AlertRule(
-            "PenstockObjectStalled",
-            "penstock_object_stalled_milliseconds > 0",
-            1,
-            "critical",
-            "{{ $labels.penstock_object }} is stalled or in error; penstock.errors has the reason.",
-        ),
-    ),
+)
+
+OBJECT_RETRIES: Final = MetricDefinition(
+    "Objects",
+    "penstock.object.retries",
+    "gauge",
+    "Attempts of the object that have failed since it is stalled; 0 if it is not.",
+    "The delay between attempts grows up to `retry_delay_ms_max`. Read the reason in "
+    "`penstock.errors`: most reasons do not go away by themselves.",
+    labels=(OBJECT,),
+)
+FRONTIER_AGE_MS: Final = MetricDefinition(
+    "Objects",
+    "penstock.object.frontier_age",
+    "gauge",
+    "Time between the clock and the object's frontier, below which it is complete.",
+    "It grows while nothing is written to the object's tables, and is then harmless: see the lag.",
+    "milliseconds",
+    (OBJECT,),
+)
+FRONTIER_LAG_MS: Final = MetricDefinition(
+    "Objects",
+    "penstock.object.frontier_lag",
+    "gauge",
+    "Distance of the object's frontier from the least frontier of its inputs.",
+    "The object's steps are slower than its inputs: look at its steps and at the engine's queue.",
+    "milliseconds",
+    (OBJECT,),
+)
+OBJECT_INFO: Final = MetricDefinition(
+    "Objects",
+    "penstock.object.info",
+    "gauge",
+    "Always 1: joins the name of an object to its kind and to the id of its dataflow.",
+    "It needs no action.",
+    labels=(OBJECT, KIND, DATAFLOW),
 )
 
 # -- dataflows and steps ---------------------------------------------------------------------------
@@ -100,15 +127,166 @@ STEPS_IN_ERROR: Final = MetricDefinition(
     "Failures that occurred three times in the same way and put the view in error.",
     "Read the error in `penstock.errors`, and repair the data or replace the view.",
     labels=(DATAFLOW,),
-    alerts=(
-        AlertRule(
-            "PenstockStepsFail",
-            "increase(penstock_step_repeated_failures_total[15m]) > 0",
-            0,
-            "critical",
-            "Steps of dataflow {{ $labels.penstock_dataflow }} fail again and again.",
-        ),
-    ),
+)
+
+STEP_ROWS_READ: Final = MetricDefinition(
+    "Dataflows and steps",
+    "penstock.step.rows_read",
+    "counter",
+    "Rows of state that the dataflow's steps looked up.",
+    "If it is much higher than the changes taken in, the view joins on a frequent key; "
+    "`EXPLAIN MATERIALIZED VIEW` shows its lookups.",
+    labels=(DATAFLOW,),
+)
+STEPS_RECOMPUTED: Final = MetricDefinition(
+    "Dataflows and steps",
+    "penstock.step.recomputed",
+    "counter",
+    "Steps in which the view was recomputed in full.",
+    "`EXPLAIN MATERIALIZED VIEW` shows why the view is opaque; for others see its refresh policy.",
+    labels=(DATAFLOW,),
+)
+DATAFLOWS: Final = MetricDefinition(
+    "Dataflows and steps",
+    "penstock.dataflows",
+    "gauge",
+    "Dataflows of the replica by state, and sources and sinks by whether they run.",
+    "Many that are suspended wait for their turn to hydrate (`hydrations_max`); those that are "
+    "stalled or frozen have a reason in `penstock.dataflows`.",
+    labels=(REPLICA, STATE),
+)
+HYDRATIONS: Final = MetricDefinition(
+    "Dataflows and steps",
+    "penstock.hydrations",
+    "gauge",
+    "Dataflows that read their first contents, and those that wait for their turn.",
+    "`penstock.hydration` shows how far each is. More turns (`hydrations_max`) need more memory.",
+    labels=(REPLICA, STATE),
+)
+HYDRATION_SECONDS: Final = MetricDefinition(
+    "Dataflows and steps",
+    "penstock.hydration.duration",
+    "histogram",
+    "Duration of restoring a dataflow when it starts: from its permission to run until its first "
+    "contents are durable or read.",
+    "Hydration reads the inputs in full. Give the engine more cores, or hydrate fewer at a time.",
+    "seconds",
+)
+
+# -- sources ---------------------------------------------------------------------------------------
+
+SOURCE_LAG_MS: Final = MetricDefinition(
+    "Sources",
+    "penstock.source.lag",
+    "gauge",
+    "Age of what a reader of the source's tables sees.",
+    "Compare with the lag in bytes: if that is 0, the external system sends nothing.",
+    "milliseconds",
+    (OBJECT,),
+)
+SOURCE_LAG_BYTES: Final = MetricDefinition(
+    "Sources",
+    "penstock.source.backlog",
+    "gauge",
+    "Bytes by which the source is behind its external system, where that system tells.",
+    "The system makes changes faster than they are ingested. A replication slot keeps the log of "
+    "PostgreSQL until then: watch its disk.",
+    "bytes",
+    (OBJECT,),
+)
+SOURCE_MESSAGES: Final = MetricDefinition(
+    "Sources",
+    "penstock.source.messages",
+    "counter",
+    "Changes that the source has received.",
+    "This is the load. It needs no action.",
+    labels=(OBJECT,),
+)
+SOURCE_BYTES: Final = MetricDefinition(
+    "Sources",
+    "penstock.source.received",
+    "counter",
+    "Bytes of the changes that the source has received.",
+    "This is the load. It needs no action.",
+    "bytes",
+    (OBJECT,),
+)
+SOURCE_ROWS: Final = MetricDefinition(
+    "Sources",
+    "penstock.source.rows",
+    "counter",
+    "Rows that the source has inserted into its tables and deleted from them.",
+    "This is the load. It needs no action.",
+    labels=(OBJECT, CHANGE),
+)
+SOURCE_RESTARTS: Final = MetricDefinition(
+    "Sources",
+    "penstock.source.restarts",
+    "counter",
+    "Restarts of the source after failures.",
+    "`SHOW SOURCES` has the last error and a hint.",
+    labels=(OBJECT,),
+)
+SOURCE_ERRORS: Final = MetricDefinition(
+    "Sources",
+    "penstock.source.errors",
+    "counter",
+    "Reports that the source or one of its tables is stalled.",
+    "`SHOW SOURCES` has the last error and a hint.",
+    labels=(OBJECT,),
+)
+
+# -- sinks -----------------------------------------------------------------------------------------
+
+SINK_LAG_MS: Final = MetricDefinition(
+    "Sinks",
+    "penstock.sink.lag",
+    "gauge",
+    "Age of what a reader of the sink's external table sees.",
+    "`penstock.operators` shows where the sink spends its time: reading, writing, committing.",
+    "milliseconds",
+    (OBJECT,),
+)
+SINK_COMMITS: Final = MetricDefinition(
+    "Sinks",
+    "penstock.sink.commits",
+    "counter",
+    "Commits of the sink.",
+    "Many small commits make many small files: give the sink's view a `target_lag_ms`.",
+    labels=(OBJECT,),
+)
+SINK_BYTES: Final = MetricDefinition(
+    "Sinks",
+    "penstock.sink.sent",
+    "counter",
+    "Bytes that the sink has committed.",
+    "This is the load. It needs no action.",
+    "bytes",
+    (OBJECT,),
+)
+SINK_ROWS: Final = MetricDefinition(
+    "Sinks",
+    "penstock.sink.rows",
+    "counter",
+    "Changes of rows that the sink has committed.",
+    "This is the load. It needs no action.",
+    labels=(OBJECT,),
+)
+SINK_RESTARTS: Final = MetricDefinition(
+    "Sinks",
+    "penstock.sink.restarts",
+    "counter",
+    "Restarts of the sink after failures.",
+    "`SHOW SINKS` has the last error and a hint.",
+    labels=(OBJECT,),
+)
+SINK_ERRORS: Final = MetricDefinition(
+    "Sinks",
+    "penstock.sink.errors",
+    "counter",
+    "Reports that the sink is stalled.",
+    "`SHOW SINKS` has the last error and a hint.",
+    labels=(OBJECT,),
 )
 
 # -- writes and the event loop ---------------------------------------------------------------------
@@ -123,6 +301,59 @@ APPEND_SECONDS: Final = MetricDefinition(
 )
 
 # -- replicas --------------------------------------------------------------------------------------
+
+REPLICAS: Final = MetricDefinition(
+    "Replicas",
+    "penstock.replicas",
+    "gauge",
+    "Replicas that the controller is connected to, and those that it is not.",
+    "For those that are not connected, `penstock replicas` shows the last error.",
+    labels=(STATE,),
+)
+HISTORY_COMMANDS: Final = MetricDefinition(
+    "Replicas",
+    "penstock.history.commands",
+    "gauge",
+    "Commands in the controller's histories, which a replica receives when it connects.",
+    "There are a few commands for each object and each running read. More than that means that "
+    "reads pile up.",
+    labels=(HALF, COMMAND),
+)
+RECONCILED_OBJECTS: Final = MetricDefinition(
+    "Replicas",
+    "penstock.reconciliation.objects",
+    "counter",
+    "Dataflows (compute), and sources and sinks (storage), that new connections kept, created, "
+    "replaced, dropped or refused.",
+    "Those that are replaced read their first contents again; the replica's log has the reasons.",
+    labels=(HALF, OUTCOME),
+)
+OUTBOX_MESSAGES: Final = MetricDefinition(
+    "Replicas",
+    "penstock.outbox.messages",
+    "gauge",
+    "Responses of the workers to their clients: those that wait for room, and those that are sent "
+    "and not acknowledged.",
+    "Responses that wait for long have a slow or lost client; see `penstock.actors`.",
+    labels=(HALF, STATE),
+)
+RESPONSES_SENT: Final = MetricDefinition(
+    "Replicas",
+    "penstock.outbox.sent",
+    "counter",
+    "Responses that the workers have sent to their clients.",
+    "This is the load. It needs no action.",
+    labels=(HALF,),
+)
+ADAPTER_RESPONSES: Final = MetricDefinition(
+    "Replicas",
+    "penstock.adapter.responses",
+    "counter",
+    "Responses by what the channel adapters decided: forward, drop, stash or hold.",
+    "Dropped responses belong to former connections. Many of them mean that the controller loses "
+    "its connection often.",
+    labels=(HALF, OUTCOME),
+)
 
 RECONCILED_REUSED: Final = MetricDefinition(
     "Replicas",
@@ -147,8 +378,34 @@ SESSIONS: Final = MetricDefinition(
     "Sessions",
     "penstock.sessions",
     "gauge",
-    "Connections of clients.",
-    "`penstock.sessions` lists the open sessions with their clients and statements.",
+    "Open sessions by door: `client`, `postgresql` or `connect`.",
+    "`penstock.sessions` lists them with their clients and statements.",
+    labels=(DOOR,),
+)
+STATEMENT_SECONDS: Final = MetricDefinition(
+    "Sessions",
+    "penstock.statement.duration",
+    "histogram",
+    "Duration of statements and of requests by the client protocol.",
+    "`penstock.peeks` shows what reads wait for, and `penstock.spark_jobs` the queries.",
+    "seconds",
+    (DOOR,),
+)
+STATEMENT_ERRORS: Final = MetricDefinition(
+    "Sessions",
+    "penstock.statement.errors",
+    "counter",
+    "Statements and requests that failed, by the class of the error.",
+    "`ResourceBusy` and `DeadlineExceeded` mean overload; most others are mistakes of clients.",
+    labels=(DOOR, ERROR_CLASS),
+)
+OPEN_REQUESTS: Final = MetricDefinition(
+    "Sessions",
+    "penstock.requests",
+    "gauge",
+    "Requests without a final answer: reads and waits, queries, subscribes and copies.",
+    "`penstock.peeks`, `penstock.subscribes` and `penstock.copies` list them.",
+    labels=(KIND,),
 )
 
 # -- actors ----------------------------------------------------------------------------------------
@@ -160,16 +417,6 @@ LOOP_DELAY_SECONDS: Final = MetricDefinition(
     "Delay of the event loop's turns; every session waits this long.",
     "Something holds the loop or its core is busy: leave a core to the service (`pin_cores`).",
     "seconds",
-    alerts=(
-        AlertRule(
-            "PenstockLoopSlow",
-            "histogram_quantile(0.99, sum by (le, instance) "
-            "(rate(penstock_loop_delay_seconds_bucket[5m]))) > 0.25",
-            5,
-            "warning",
-            "The event loop of {{ $labels.instance }} is often held up for a quarter of a second.",
-        ),
-    ),
 )
 MAILBOX_DEPTH: Final = MetricDefinition(
     "Actors",
@@ -268,16 +515,6 @@ WAL_FLUSH_SECONDS: Final = MetricDefinition(
     "Duration of the flush of a group of appends; a commit waits for it.",
     "The disk is slow or shared: give the log a disk of its own.",
     "seconds",
-    alerts=(
-        AlertRule(
-            "PenstockWalFlushSlow",
-            "histogram_quantile(0.99, sum by (le, instance) "
-            "(rate(penstock_wal_flush_duration_seconds_bucket[5m]))) > 0.5",
-            5,
-            "warning",
-            "Flushes of the log on {{ $labels.instance }} take more than half a second.",
-        ),
-    ),
 )
 WAL_RECOVERED_BYTES: Final = MetricDefinition(
     "WAL",
@@ -300,15 +537,6 @@ WAL_OFFLOAD_FAILURES: Final = MetricDefinition(
     "counter",
     "Attempts to upload a segment that failed.",
     "The log has the error of each. Acceptors keep their segments until they are uploaded.",
-    alerts=(
-        AlertRule(
-            "PenstockWalOffloadFails",
-            "increase(penstock_wal_offload_failures_total[15m]) > 3",
-            0,
-            "warning",
-            "Segments of the log on {{ $labels.instance }} cannot be uploaded.",
-        ),
-    ),
 )
 WAL_BACKUP_LAG: Final = MetricDefinition(
     "WAL",
@@ -320,5 +548,23 @@ WAL_BACKUP_LAG: Final = MetricDefinition(
     (OBJECT,),
 )
 
+
+class ConnectorMetrics(NamedTuple):
+    """The metrics that sources and sinks have alike."""
+
+    lag_ms: MetricDefinition
+    messages: MetricDefinition
+    bytes: MetricDefinition
+    rows: MetricDefinition
+    restarts: MetricDefinition
+    errors: MetricDefinition
+
+
+OF_SOURCES: Final = ConnectorMetrics(
+    SOURCE_LAG_MS, SOURCE_MESSAGES, SOURCE_BYTES, SOURCE_ROWS, SOURCE_RESTARTS, SOURCE_ERRORS
+)
+OF_SINKS: Final = ConnectorMetrics(
+    SINK_LAG_MS, SINK_COMMITS, SINK_BYTES, SINK_ROWS, SINK_RESTARTS, SINK_ERRORS
+)
 METRICS: Final = tuple(each for each in globals().values() if isinstance(each, MetricDefinition))
 """All metrics, by group."""

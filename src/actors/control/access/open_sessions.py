@@ -11,6 +11,7 @@ A session logs in as one role (`login_role`), and may act as another one (`role`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Literal, TypeAlias
@@ -18,7 +19,9 @@ from typing import Final, Literal, TypeAlias
 from actors.control.access.access_rules import UNPROVEN, AccessRules
 from actors.control.access.role_registry import READ
 from actors.engine.sql.tokens import SqlDialect
-from actors.runtime.errors import AccessDenied, SessionEnded, UnknownObject
+from actors.runtime.errors import AccessDenied, PenstockError, SessionEnded, UnknownObject
+from actors.runtime.measurement import Measurement, ValueHistogram
+from actors.runtime.metric_table import SESSIONS, STATEMENT_ERRORS, STATEMENT_SECONDS
 from actors.runtime.progress import ObjectId
 
 SessionDoor = Literal["client", "postgresql", "connect", ""]
@@ -55,6 +58,18 @@ def session_loss(
     return ""
 
 
+class DoorStatistics:
+    """Counts of one door since the service started."""
+
+    __slots__ = ("errors", "statements")
+
+    def __init__(self) -> None:
+        self.statements = ValueHistogram()
+        """Durations of statements, in seconds."""
+        self.errors: Counter[str] = Counter()
+        """Statements that failed, by the class of the error."""
+
+
 class OpenSession:
     """One session of a client. `OpenSessions.open` makes it."""
 
@@ -82,6 +97,8 @@ class OpenSession:
         """The role whose rights its requests have."""
         self.path = ""
         """Path of its `ClientSession` actor; empty: it has none of its own."""
+        self.statistics = sessions.statistics_of(door)
+        """Counts of its door."""
         self.since_ms = sessions.now_ms()
         self.requests = 0
         self.statement = ""
@@ -137,14 +154,29 @@ class OpenSession:
         """Show a statement as the one that runs; "": none does."""
         self.statement, self.statement_ms = text, self._sessions.now_ms()
 
+    def clock_ms(self) -> float:
+        """Return the monotonic clock, for `answered`."""
+        return self._sessions.monotonic_ms()
+
+    def answered(self, began_ms: float) -> None:
+        """Count a statement that began at a reading of `clock_ms`."""
+        self.statistics.statements.note((self._sessions.monotonic_ms() - began_ms) / 1000)
+
     @contextmanager
-    def running(self, text: str) -> Iterator[None]:
-        """Show a statement as the one that runs while the block does."""
+    def running(self, text: str, *, counts: bool = True) -> Iterator[None]:
+        """Show a statement as the one that runs while the block does, and count its error. With
+        `counts` its duration is counted, too: the block is the whole statement."""
+        began_ms = self.clock_ms()
         self.begin(text)
         try:
             yield
+        except PenstockError as error:
+            self.statistics.errors[type(error).__name__] += 1
+            raise
         finally:
             self.begin("")
+            if counts:
+                self.answered(began_ms)
 
 
 class ReadRights:
@@ -189,9 +221,14 @@ def lost_read(
 class OpenSessions:
     """All sessions, and the rules that they are under."""
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
-        """`now_ms` tells the time: ms since 1970."""
+    def __init__(
+        self, now_ms: Callable[[], int], monotonic_ms: Callable[[], float] | None = None
+    ) -> None:
+        """`now_ms` tells the time: ms since 1970. `monotonic_ms` measures durations; None: the same
+        clock does."""
         self.now_ms = now_ms
+        self.monotonic_ms = monotonic_ms or now_ms
+        self._statistics: dict[SessionDoor, DoorStatistics] = {}
         self.rules = AccessRules()
         self._open: dict[int, OpenSession] = {}
         self._numbers = 0
@@ -199,6 +236,22 @@ class OpenSessions:
     def __iter__(self) -> Iterator[OpenSession]:
         """Yield the sessions that are shown, by number."""
         return iter([each for each in self._open.values() if each.is_listed])
+
+    def statistics_of(self, door: SessionDoor) -> DoorStatistics:
+        """Return the counts of a door."""
+        return self._statistics.setdefault(door, DoorStatistics())
+
+    def measures(self) -> Iterator[Measurement]:
+        """Yield the metrics of the doors."""
+        listed = Counter(each.door for each in self)
+        for door, found in self._statistics.items():
+            # The service's own requests come by no door.
+            if not door:
+                continue
+            yield Measurement(SESSIONS, listed[door], (door,))
+            yield Measurement(STATEMENT_SECONDS, found.statements, (door,))
+            for kind, count in found.errors.items():
+                yield Measurement(STATEMENT_ERRORS, count, (door, kind))
 
     def next_number(self) -> int:
         """Return a number that no session has. Numbers are not used again until all were: a late

@@ -175,6 +175,7 @@ from actors.runtime.errors import (
 )
 from actors.runtime.kernel import Actor, ActorAddress
 from actors.runtime.measurement import Measurement
+from actors.runtime.metric_table import OPEN_REQUESTS
 from actors.runtime.progress import ObjectId
 from actors.runtime.settings import Settings
 from actors.runtime.tracing.setup import current_tracing
@@ -763,6 +764,17 @@ class Controller(Actor[ControllerMessage]):
 
     def measures(self) -> Iterator[Measurement]:
         yield from object_measures(self._state)
+        yield from self._sources.measures()
+        yield from self._instance.measures()
+        requests = {
+            "read": self._reads,
+            "query": self._queries,
+            "subscribe": self._subscribes,
+            "copy to": self._copies,
+            "copy from": self._copies_from,
+        }
+        for kind, running in requests.items():
+            yield Measurement(OPEN_REQUESTS, len(running), (kind,))
 
     def describe(self) -> str:
         return (

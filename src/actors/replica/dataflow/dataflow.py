@@ -72,9 +72,10 @@ from actors.runtime.errors import (
     ResourceClosed,
 )
 from actors.runtime.kernel import Actor, ActorAddress, RunningEffect, with_jitter
+from actors.runtime.metric_table import HYDRATION_SECONDS
 from actors.runtime.progress import EMPTY, Frontier
 from actors.runtime.settings import Settings
-from actors.runtime.spans import use_context
+from actors.runtime.spans import measure, use_context
 
 T = TypeVar("T")
 
@@ -241,6 +242,7 @@ class DataflowActor(Actor[_Message]):
         )
         self._restoring: m.RestoreState | None = None  # a view's, while its restore runs
         self._awaiting: set[int] = set()
+        self._restore_began_ms = 0.0
         self._step_began_ms = 0.0
         self._status = StatusResponse(description.id, "")
         """Status with the measures of the last step."""
@@ -376,6 +378,9 @@ class DataflowActor(Actor[_Message]):
                     self._opened = event
                     self._emit(result)
                     return
+                if not isinstance(self._description.export, SubscribeExport):
+                    took_ms = self.ctx.monotonic_ms() - self._restore_began_ms
+                    measure(HYDRATION_SECONDS, took_ms / 1000)
                 if self._upkeep is not None:
                     self._upkeep.warm(incarnation)
             case m.DropRequested() if isinstance(result, SubscribeBatch):
@@ -492,6 +497,7 @@ class DataflowActor(Actor[_Message]):
         self._stage = self.ctx.effect(self._traces.inside(run), done=done, failed=failed)
 
     def _restore(self, effect: m.RestoreState) -> None:
+        self._restore_began_ms = self.ctx.monotonic_ms()
         incarnation, lo = effect.incarnation, effect.lo
         view, passing = self._view, self._passing
         restoring = self._traces.restoring

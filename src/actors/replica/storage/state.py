@@ -185,7 +185,9 @@ class StorageState:
 
     def _pursue_all(self, skipped: int) -> list[e.Effect]:
         client = self.client
-        plan = reconcile(self.pursuits.running(), client.wanted)
+        before = self.pursuits.running()
+        plan = reconcile(before, client.wanted)
+        replaced = sum(what.id in before for what in plan.run)
         wanted, running = client.wanted.oneshots, self.pursuits.oneshots
         # One that is wanted again goes on; if it is done its owner reports it (`_expect`).
         gone = sorted(uuid for uuid in running if wanted.get(uuid) != running[uuid])
@@ -203,7 +205,8 @@ class StorageState:
         for id, (error, hint) in self.pursuits.failing().items():
             effects += client.stalled(id, error, hint)
         counts = (len(plan.keep), len(plan.run), len(plan.drop), skipped)
-        return [*effects, e.LogStorageReconciliation(client.nonce or "", *counts, plan.refused)]
+        done = e.LogStorageReconciliation(client.nonce or "", *counts, plan.refused, replaced)
+        return [*effects, done]
 
     def _apply(self, command: Command) -> list[e.Effect]:
         wanted = self.client.wanted

@@ -70,14 +70,21 @@ class MetricCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all series, as Prometheus' client asks for them."""
-        found = {name: dict(series) for name, series in self._recorded.items()}
-        for metric, value, labels in self._look():
+        found: dict[str, _Series] = {metric.name: {} for metric in METRICS}
+        for metric, value, labels in self.measurements():
             series = found[metric.name]
             # Parts of one kind, such as workers, report equal series: their sum is shown.
             series[labels] = series[labels] + value if labels in series else value
         for metric in METRICS:
             if found[metric.name]:
                 yield _family(metric, found[metric.name])
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Yield what was recorded, and what is reported at this moment."""
+        for metric in METRICS:
+            for labels, value in self._recorded[metric.name].items():
+                yield Measurement(metric, value, labels)
+        yield from self._look()
 
     def page(self) -> bytes:
         """Return all metrics at this moment, in Prometheus' text format."""
