@@ -178,6 +178,7 @@ class Service:
         self._seed = seed
         self._stack: AsyncExitStack | None = None
         self._system: ActorSystem | None = None
+        self._persist: PersistClient | None = None
         self._server: ActorAddress[Any] | None = None
         self._listener: TransportListener | None = None
         self._pg_listener: PgListener | None = None
@@ -220,7 +221,7 @@ class Service:
             log.info("the service runs on core %s", format_cores(mine.service))
             log.info("the engine runs on cores %s", format_cores(mine.engine))
         directory = _directory_of(settings)
-        persist = await self._open(directory)
+        persist = self._persist = await self._open(directory)
         stack.push_async_callback(persist.close)
         await self._start_role(stack, persist, directory / SCRATCH)
         if settings.expiration_ms is not None:
@@ -514,6 +515,8 @@ class Service:
         """Yield the service's metrics at this moment; nothing before it has begun to start."""
         if self._system is not None:
             yield from self._system.measures()
+        if self._persist is not None:
+            yield from self._persist.measures()
 
     async def readiness(self) -> ReadinessReport:
         """Return whether the service and its parts can serve now; at any moment, and in any

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from actors.doors.client.client import Client
+from actors.durable.persist.location import CompareAndSet
+from actors.durable.persist.shard import shard_key
 from actors.model.protocol.compute import CreateInstance, Hello
-from actors.runtime.errors import PenstockError, UnknownObject
+from actors.runtime.errors import PenstockError, StorageError, UnknownObject
 from actors.runtime.kernel.loop_delays import watch_loop
-from actors.runtime.measurement import ValueHistogram
+from actors.runtime.measurement import Measurement, ValueHistogram
 from actors.runtime.metric_table import LOOP_DELAY_SECONDS, METRICS
 from actors.runtime.settings import Settings
 from actors.runtime.spans import measure
-from actors.runtime.tracing.metrics import MetricCollector, start
+from actors.runtime.tracing.metrics import start
 from actors.service import Service
 from actors.testing.engine import EngineControls
 from service_house import running_service  # type: ignore[import-not-found]
@@ -36,12 +39,11 @@ Labels = tuple[str, ...]
 class Watched:
     """The series that were seen, with the highest value of each."""
 
-    def __init__(self, metrics: MetricCollector) -> None:
-        self._metrics = metrics
+    def __init__(self) -> None:
         self.highest: dict[str, dict[Labels, float]] = defaultdict(dict)
 
-    def note(self) -> None:
-        for metric, value, labels in self._metrics.measurements():
+    def note(self, measurements: Iterable[Measurement]) -> None:
+        for metric, value, labels in measurements:
             number = sum(value.counts) if isinstance(value, ValueHistogram) else value
             series = self.highest[metric.name]
             series[labels] = max(number, series.get(labels, 0))
@@ -81,13 +83,17 @@ async def watching(
 ) -> AsyncIterator[tuple[Service, Client, Watched]]:
     """A service whose metrics are noted at each turn of the loop."""
     with start() as metrics:
-        async with running_service(settings, controls, limit_s=60) as (service, client):
+        async with running_service(settings, controls) as (service, client):
             metrics.watch(service.measures)
-            watched = Watched(metrics)
+            system, watched = service._system, Watched()
+            assert system is not None
 
             async def watch() -> None:
-                while True:
-                    watched.note()
+                for turn in itertools.count():
+                    watched.note(system.measures())
+                    # The whole page, with the account of memory, takes some ms.
+                    if turn % 100 == 0:
+                        watched.note(metrics.measurements())
                     await anyio.lowlevel.checkpoint()
 
             async with anyio.create_task_group() as group:
@@ -139,6 +145,7 @@ async def connectors(tmp_path: Path, client: Client, watched: Watched) -> None:
     # One file at a time, so that it is seen behind the others.
     config |= {"columns": {"a": "bigint"}, "batch_bytes_max": 1}
     await client.create_source("files", config)
+    await client.create_index("by_a", "files", ["a"])
     await client.create_source("churn", {"kind": "churn", "keys": 50, "rate": 2_000, "seed": 5})
     await client.create_sink("lake", "t", "delta", {"folder": str(lake)})
     for direction in ("source", "sink"):
@@ -159,21 +166,40 @@ async def connectors(tmp_path: Path, client: Client, watched: Watched) -> None:
     shutil.move(tmp_path / "out" / "gone", lake)
 
 
-async def displaced(service: Service, watched: Watched) -> None:
+async def displaced(service: Service, client: Client) -> None:
     """Another client takes both halves of the replica; then the controller comes back."""
+
+    async def connections() -> int:
+        (replica,) = (await client.replicas()).replicas
+        return replica.connections if replica.state == "connected" else 0
+
     cluster: Any = service._clusters
+    before = await connections()
     compute, storage = await cluster.connect(), await cluster.connect("storage")
     for opened in (compute, storage):
-        await opened.send(Hello(f"stranger-{opened.half}"))
+        await opened.send(Hello(f"stranger-{before}-{opened.half}"))
     await compute.send(CreateInstance(service.settings.workers))
-    await watched.until("penstock.replicas", "disconnected")
-    for half in ("compute", "storage"):
-        await watched.until("penstock.reconciliation.objects", half, "kept")
-    await watched.until("penstock.reconciliation.reused")
-    await watched.until("penstock.reconciliation.replaced", "subscribe")
-    await watched.until("penstock.adapter.responses", "drop")
+    while await connections() <= before:
+        await anyio.lowlevel.checkpoint()
     for opened in (compute, storage):
         await opened.close()
+
+
+async def troubled_stores(service: Service, client: Client, watched: Watched) -> None:
+    """A document that somebody else has changed, and a folder of blobs that is gone."""
+    persist: Any = service._persist
+    [shard] = (await client.peek("penstock.shards", where=[("object", "=", "t")])).column("shard")
+    key = shard_key(shard.as_py())
+    while not watched.moved("penstock.store.retries", "conflict"):
+        head = await persist.consensus.head(key)
+        await persist.consensus.compare_and_set([CompareAndSet(key, head.seqno, head.data)])
+        await client.insert("t", [{"id": 300 + head.seqno, "k": 0}])
+    blobs = Path(service.settings.state_dir) / "blob"
+    blobs.rename(blobs.with_name("gone"))
+    with pytest.raises(StorageError):
+        await persist.probe_blobs()
+    blobs.with_name("gone").rename(blobs)
+    await watched.until("penstock.store.errors", "blobs")
 
 
 async def test_every_metric_moves(tmp_path: Path) -> None:
@@ -184,8 +210,15 @@ async def test_every_metric_moves(tmp_path: Path) -> None:
             changes = aiter(reader.subscribe("t"))
             await anext(changes)
             await connectors(tmp_path, client, watched)
-            await displaced(service, watched)
+            # A response is dropped if it meets its client's end on the way.
+            while not watched.moved("penstock.adapter.responses", "drop"):
+                await displaced(service, client)
+            await watched.until("penstock.replicas", "disconnected")
+            for half in ("compute", "storage"):
+                await watched.until("penstock.reconciliation.objects", half, "kept")
+            await watched.until("penstock.reconciliation.replaced", "subscribe")
         await client.copy_to("t", str(tmp_path / "copies" / "t"), format="csv")
+        await troubled_stores(service, client, watched)
         await failing_view(client, watched, controls)
         wanted = [metric.name for metric in METRICS if metric.group not in ELSEWHERE]
         still = [name for name in wanted if not watched.moved(name)]

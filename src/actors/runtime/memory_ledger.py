@@ -112,6 +112,16 @@ def anonymous_bytes() -> int:
     return (int(resident) - int(shared)) * resource.getpagesize()
 
 
+def resident_bytes(pid: int) -> int:
+    """Return the memory of another process, files that it has mapped included; 0 where that is not
+    known."""
+    try:
+        resident = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (OSError, IndexError):  # it has ended, or this is not Linux
+        return 0
+    return int(resident) * resource.getpagesize()
+
+
 def limit_allocators() -> None:
     """Have the allocators keep less of what is freed. Call it before threads begin, in a process
     that is a service alone; without glibc it does nothing.

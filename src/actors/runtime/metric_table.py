@@ -16,13 +16,17 @@ ACTOR: Final = "actor"
 CHANGE: Final = "penstock.change"
 COMMAND: Final = "penstock.command"
 DOOR: Final = "penstock.door"
+ENGINE: Final = "penstock.engine"
 ERROR_CLASS: Final = "penstock.error"
 HALF: Final = "penstock.half"
 KIND: Final = "penstock.kind"
+OPERATION: Final = "penstock.operation"
 OUTCOME: Final = "penstock.outcome"
+PROCESS: Final = "penstock.process"
 REASON: Final = "penstock.reason"
 REPLICA: Final = "penstock.replica"
 STATE: Final = "penstock.state"
+STORE: Final = "penstock.store"
 WAL_OUTCOME: Final = "penstock.wal.outcome"
 MESSAGES: Final = (0, 5, 10, 25, 50, 75, 100, 250, 500, 750, 1000, 2500, 5000, 7500, 10000)
 
@@ -289,7 +293,80 @@ SINK_ERRORS: Final = MetricDefinition(
     labels=(OBJECT,),
 )
 
-# -- writes and the event loop ---------------------------------------------------------------------
+# -- the engine ------------------------------------------------------------------------------------
+
+ENGINE_UP: Final = MetricDefinition(
+    "Engine",
+    "penstock.engine.up",
+    "gauge",
+    "One if the engine's process is up, otherwise zero.",
+    "At 0, views do not advance. `penstock.actors` shows why the engine does not start.",
+    labels=(ENGINE,),
+)
+ENGINE_JOBS: Final = MetricDefinition(
+    "Engine",
+    "penstock.engine.jobs",
+    "gauge",
+    "Jobs that wait for the engine, and those that run.",
+    "If jobs wait all the time, the engine is the limit: give it more cores, or allow more jobs at "
+    "a time (`engine_jobs_in_flight_max`).",
+    labels=(ENGINE, STATE),
+)
+ENGINE_JOBS_ENDED: Final = MetricDefinition(
+    "Engine",
+    "penstock.engine.jobs_ended",
+    "counter",
+    "Jobs that ended, by outcome: done, failed or canceled.",
+    "`penstock.spark_jobs` has the errors of the last jobs.",
+    labels=(ENGINE, OUTCOME),
+)
+ENGINE_WAIT_SECONDS: Final = MetricDefinition(
+    "Engine",
+    "penstock.engine.job.wait",
+    "histogram",
+    "Time that a job waited until it went to the engine.",
+    "The engine is the limit: give it more cores, or allow more jobs at a time "
+    "(`engine_jobs_in_flight_max`).",
+    "seconds",
+    (ENGINE,),
+)
+ENGINE_JOB_SECONDS: Final = MetricDefinition(
+    "Engine",
+    "penstock.engine.job.duration",
+    "histogram",
+    "Duration of a job in the engine.",
+    "`penstock.spark_jobs` shows which jobs take long.",
+    "seconds",
+    (ENGINE,),
+)
+ENGINE_DEATHS: Final = MetricDefinition(
+    "Engine",
+    "penstock.engine.deaths",
+    "counter",
+    "Deaths of the engine's process while it was up.",
+    "The log has the reason. Most often it is memory: compare `spark_driver_memory` with the "
+    "machine's memory.",
+    labels=(ENGINE,),
+)
+ENGINE_QUARANTINED: Final = MetricDefinition(
+    "Engine",
+    "penstock.engine.quarantined",
+    "gauge",
+    "Jobs that the engine refuses, because they have killed it.",
+    "The views of these jobs are in error: `penstock.errors` names them.",
+    labels=(ENGINE,),
+)
+ENGINE_MEMORY: Final = MetricDefinition(
+    "Engine",
+    "penstock.engine.memory",
+    "gauge",
+    "Memory of the engine's processes: of Python (`child`) and of the JVM (`jvm`).",
+    "`spark_driver_memory` bounds the JVM's heap; the process needs about a third more.",
+    "bytes",
+    (ENGINE, PROCESS),
+)
+
+# -- stores ---------------------------------------------------------------------
 
 APPEND_SECONDS: Final = MetricDefinition(
     "Stores",
@@ -298,6 +375,54 @@ APPEND_SECONDS: Final = MetricDefinition(
     "Duration of an append to shards, from writing its parts to its compare-and-set.",
     "The stores are slow or overloaded: look at their own metrics.",
     "seconds",
+)
+
+STORE_SECONDS: Final = MetricDefinition(
+    "Stores",
+    "penstock.store.duration",
+    "histogram",
+    "Duration of a request to the store of blobs or of documents, its retries included.",
+    "The stores are slow or overloaded: look at their own metrics.",
+    "seconds",
+    (STORE, OPERATION),
+)
+STORE_ERRORS: Final = MetricDefinition(
+    "Stores",
+    "penstock.store.errors",
+    "counter",
+    "Requests to a store that failed, by the class of the error.",
+    "The log has the errors. Views stall until the store answers again; nothing is lost.",
+    labels=(STORE, ERROR_CLASS),
+)
+STORE_RETRIES: Final = MetricDefinition(
+    "Stores",
+    "penstock.store.retries",
+    "counter",
+    "Changes of documents that were tried again: because another change came first (conflict), or "
+    "because the store did not answer (failure).",
+    "Conflicts are normal if several replicas run one view. Failures: see the errors.",
+    labels=(REASON,),
+)
+
+# -- memory ----------------------------------------------------------------------------------------
+
+MEMORY_BYTES: Final = MetricDefinition(
+    "Memory",
+    "penstock.memory.size",
+    "gauge",
+    "Memory of the service's process by what holds it, without the engine.",
+    "`penstock.memory` shows the objects. Arrangements grow with the rows that views look up.",
+    "bytes",
+    (KIND,),
+)
+MEMORY_MAPPED_BYTES: Final = MetricDefinition(
+    "Memory",
+    "penstock.memory.mapped",
+    "gauge",
+    "Bytes in mapped files by what holds them; they are in memory only as far as they are read.",
+    "These are large arrangements in scratch files. They need a fast local disk.",
+    "bytes",
+    (KIND,),
 )
 
 # -- replicas --------------------------------------------------------------------------------------

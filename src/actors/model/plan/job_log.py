@@ -12,6 +12,7 @@ import msgspec
 
 from actors.model.plan.jobs import Answer, Job, JobProgress, RowsDone, kind_of
 from actors.runtime.errors import OperationCanceled, PenstockError
+from actors.runtime.measurement import ValueHistogram
 
 
 class JobNote(msgspec.Struct, frozen=True, gc=False):
@@ -50,6 +51,12 @@ class JobLog:
     def __init__(self, ended_max: int) -> None:
         self._running: dict[str, _Running] = {}
         self._ended: deque[JobNote] = deque(maxlen=ended_max)
+        self.outcomes = {"done": 0, "failed": 0, "canceled": 0}
+        """Number of jobs that have ended, by outcome."""
+        self.waited = ValueHistogram()
+        """Seconds that ended jobs waited until they went to the engine."""
+        self.took = ValueHistogram()
+        """Seconds that they were in it."""
 
     def asked(self, job: Job, now_ms: int, monotonic_ms: float) -> None:
         """Note a new job."""
@@ -78,6 +85,10 @@ class JobLog:
             state = "canceled" if error == OperationCanceled.__name__ else "failed"
         made = result if isinstance(result, RowsDone) else None
         note = _note(job_id, found, monotonic_ms, state)
+        self.outcomes[state] += 1
+        self.waited.note(note.waited_ms / 1000)
+        if note.ms is not None:
+            self.took.note(note.ms / 1000)
         self._ended.append(
             msgspec.structs.replace(
                 note,
