@@ -16,7 +16,7 @@ grows, for each timeline apart.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Final
 
@@ -26,6 +26,7 @@ import msgspec
 
 from actors.runtime.errors import PenstockError
 from actors.runtime.kernel import ActorClock, with_jitter
+from actors.runtime.measurement import Measurement
 from actors.runtime.metric_table import (
     WAL_BACKUP_LAG,
     WAL_OFFLOAD_FAILURES,
@@ -103,6 +104,13 @@ class SegmentOffload:
             if not await self.look():
                 await anyio.sleep(self._settings.wal_offload_ms / 1000)
 
+    def measures(self) -> Iterator[Measurement]:
+        """Yield how much of each served timeline is not archived yet."""
+        for timeline in self._timelines():
+            state = timeline.acceptor.state
+            lag = max(0, state.commit_lsn - state.backup_lsn)
+            yield Measurement(WAL_BACKUP_LAG, lag, (timeline.name,))
+
     async def look(self) -> bool:
         """Look at every timeline once, and return whether any made progress. Raises no error of the
         archive."""
@@ -115,7 +123,6 @@ class SegmentOffload:
 
     async def _look_at(self, timeline: WalTimeline) -> bool:
         state = timeline.acceptor.state
-        measure(WAL_BACKUP_LAG, max(0, state.commit_lsn - state.backup_lsn), timeline.name)
         number = next_segment(state.backup_lsn, state.commit_lsn)
         if number is None:
             return False
