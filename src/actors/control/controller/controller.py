@@ -13,7 +13,7 @@ ends.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, assert_never
@@ -766,7 +766,7 @@ class Controller(Actor[ControllerMessage]):
         yield from object_measures(self._state)
         yield from self._sources.measures()
         yield from self._instance.measures()
-        requests = {
+        requests: dict[str, Sized] = {
             "read": self._reads,
             "query": self._queries,
             "subscribe": self._subscribes,

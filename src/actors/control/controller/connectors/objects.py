@@ -395,8 +395,9 @@ class ConnectorObjects:
         """Yield the metrics of all sources and sinks."""
         state = self._state
         if self._link is not None:
-            for name, count in Counter(type(each).__name__ for each in self.commands()).items():
-                yield Measurement(metric_table.HISTORY_COMMANDS, count, ("storage", name))
+            kinds = Counter(type(each).__name__ for each in self.commands())
+            for command, count in kinds.items():
+                yield Measurement(metric_table.HISTORY_COMMANDS, count, ("storage", command))
         for kind, metrics in ((SOURCE, metric_table.OF_SOURCES), (SINK, metric_table.OF_SINKS)):
             for entry in state.catalog.of_kind(kind):
                 name, known = (entry.name,), self._statistics.get(entry.id)
